@@ -1,0 +1,1 @@
+"""The gateway: one OpenAI-compatible door in front of many workers."""

@@ -1,0 +1,1 @@
+"""What both sides of the bus agree on: errors, settings, messages, the stream protocol, telemetry."""

@@ -21,7 +21,7 @@ class _Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """Base of every section: frozen, keyword-only, unknown keys refused."""
 
 
-class GatewaySettings(_Section):
+class GatewaySettings(_Section, frozen=True):
     """The tenants' door."""
 
     name: Name = "g1"
@@ -34,14 +34,14 @@ class GatewaySettings(_Section):
     keepalive_s: Seconds = 10.0
 
 
-class AdminSettings(_Section):
+class AdminSettings(_Section, frozen=True):
     """The operators' door: metrics and health for now."""
 
     host: str = "127.0.0.1"
     port: Port = 8081
 
 
-class TlsSettings(_Section):
+class TlsSettings(_Section, frozen=True):
     """Certificate files of the tenants' door; empty means plain HTTP."""
 
     certificate: str = ""
@@ -49,7 +49,7 @@ class TlsSettings(_Section):
     client_ca: str = ""
 
 
-class NatsSettings(_Section):
+class NatsSettings(_Section, frozen=True):
     """Where the bus is. An empty `url` means the embedded server of `evenflow up`."""
 
     url: str = ""
@@ -58,14 +58,14 @@ class NatsSettings(_Section):
     credentials: str = ""
 
 
-class StoreSettings(_Section):
+class StoreSettings(_Section, frozen=True):
     """Tenants and keys. `pepper_file` holds the secret that key hashes are made with; it is created when missing."""
 
     url: str = "sqlite+aiosqlite:///.evenflow/evenflow.db"
     pepper_file: str = ".evenflow/pepper"
 
 
-class DraftSettings(_Section):
+class DraftSettings(_Section, frozen=True):
     """Speculative decoding of one worker."""
 
     kind: Literal["none", "ngram", "model"] = "ngram"
@@ -74,7 +74,7 @@ class DraftSettings(_Section):
     path: str = ""
 
 
-class WorkerSettings(_Section):
+class WorkerSettings(_Section, frozen=True):
     """One worker process. An empty `path` means the embedded model."""
 
     name: Name = "w1"
@@ -97,7 +97,7 @@ class WorkerSettings(_Section):
     null_tokens: Positive = 100
 
 
-class TelemetrySettings(_Section):
+class TelemetrySettings(_Section, frozen=True):
     """Logs go to standard error as JSON, or into `log_directory`, one file per process."""
 
     log_level: Literal["debug", "info", "warning", "error"] = "info"
@@ -105,7 +105,7 @@ class TelemetrySettings(_Section):
     otlp_endpoint: str = ""
 
 
-class LimitSettings(_Section):
+class LimitSettings(_Section, frozen=True):
     """Bounds that hold for every tenant."""
 
     body_bytes: Positive = 4 * 1024 * 1024
@@ -127,7 +127,7 @@ class LimitSettings(_Section):
     comment_every_s: Seconds = 5.0
 
 
-class ModelSettings(_Section):
+class ModelSettings(_Section, frozen=True):
     """A public model name: which model and version it means, and its own request limits (0: the model's own)."""
 
     name: str
@@ -137,7 +137,7 @@ class ModelSettings(_Section):
     max_output: NonNegative = 0
 
 
-class Settings(_Section):
+class Settings(_Section, frozen=True):
     """The whole tree."""
 
     profile: Profile = "dev"

@@ -31,7 +31,7 @@ class _Body(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
 # ---------------------------------------------------------------------------------------------------- worker announces
 
 
-class Slots(_Body):
+class Slots(_Body, frozen=True):
     """How many requests a worker can hold, and what they are doing. `free` = total - prefill - decode - waiting."""
 
     total: int
@@ -40,7 +40,7 @@ class Slots(_Body):
     decode: int = 0
 
 
-class Kv(_Body):
+class Kv(_Body, frozen=True):
     """Key/value cache in tokens; `bits` per cached value (16, 8, 6, 4)."""
 
     total: int = 0
@@ -48,7 +48,7 @@ class Kv(_Body):
     bits: float = 16.0
 
 
-class Speed(_Body):
+class Speed(_Body, frozen=True):
     """Measured speed. `itl_ms` maps a batch-size bucket to the inter-token latency seen there."""
 
     prefill_tps: float = 0.0
@@ -56,7 +56,7 @@ class Speed(_Body):
     bound_tps: float = 0.0
 
 
-class Draft(_Body):
+class Draft(_Body, frozen=True):
     """Speculation as it runs now: which proposer, how many tokens a step, and the running totals."""
 
     kind: Literal["none", "ngram", "model"] = "none"
@@ -66,7 +66,7 @@ class Draft(_Body):
     tokens_per_step: float = 0.0
 
 
-class Device(_Body):
+class Device(_Body, frozen=True):
     """What the worker runs on. `kernel` names the attention kernel or the fallback in use; memory in bytes."""
 
     kind: str = "cpu"
@@ -78,7 +78,7 @@ class Device(_Body):
     power_w: float | None = None
 
 
-class Version(_Body):
+class Version(_Body, frozen=True):
     """One model version that a worker serves. `features` says which request fields it can honour."""
 
     model: str
@@ -114,7 +114,7 @@ class Ann(msgspec.Struct, array_like=True, frozen=True, kw_only=True, tag="ann")
 # --------------------------------------------------------------------------------------------------- gateways announce
 
 
-class PoolNeed(_Body):
+class PoolNeed(_Body, frozen=True):
     """What one gateway has waiting for a pool: `v` is the fair-share counter of its next tenant in that class."""
 
     pool: str
@@ -150,7 +150,7 @@ class Changed(msgspec.Struct, array_like=True, frozen=True, kw_only=True, tag="c
 # ------------------------------------------------------------------------------------------------------------- the job
 
 
-class Sampling(_Body):
+class Sampling(_Body, frozen=True):
     """Neutral unless set: an absent field never means an engine's own default."""
 
     temperature: float = 1.0
@@ -163,14 +163,14 @@ class Sampling(_Body):
     logit_bias: dict[int, float] = {}
 
 
-class Grammar(_Body):
+class Grammar(_Body, frozen=True):
     """A constraint on the output. `schema` is a JSON schema (for json_schema) or a pattern (for regex)."""
 
     kind: Literal["json_object", "json_schema", "regex"]
     schema: Any = None
 
 
-class Resume(_Body):
+class Resume(_Body, frozen=True):
     """Go on after these tokens of an earlier attempt, of which the client already has `delivered_chars` characters."""
 
     ids: tuple[int, ...]
@@ -228,7 +228,7 @@ class Nack(msgspec.Struct, array_like=True, frozen=True, kw_only=True, tag="nack
 # -------------------------------------------------------------------------------------------------- frames: the tokens
 
 
-class Usage(_Body):
+class Usage(_Body, frozen=True):
     """Tokens of one attempt. `completion` counts every token the model produced, the end-of-text token included.
 
     `accepted` of `proposed` draft tokens were right. `device_seconds` is the request's share of engine step time.
@@ -242,7 +242,7 @@ class Usage(_Body):
     device_seconds: float = 0.0
 
 
-class Timings(_Body):
+class Timings(_Body, frozen=True):
     """Milliseconds that one attempt spent in the worker's queue, in prefill and in decode."""
 
     queue_ms: float = 0.0
@@ -250,7 +250,7 @@ class Timings(_Body):
     decode_ms: float = 0.0
 
 
-class TopLogprob(_Body):
+class TopLogprob(_Body, frozen=True):
     """One alternative at one position: natural logarithm of its probability."""
 
     id: int
@@ -259,7 +259,7 @@ class TopLogprob(_Body):
     logprob: float
 
 
-class TokenLogprob(_Body):
+class TokenLogprob(_Body, frozen=True):
     """The chosen token at one position, with the best alternatives."""
 
     id: int

@@ -1,0 +1,1 @@
+"""Tenants and keys in SQLite or PostgreSQL. The only room that knows SQLAlchemy."""

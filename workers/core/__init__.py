@@ -1,0 +1,1 @@
+"""Pure decisions of a worker: admission, life cycle, draft length."""

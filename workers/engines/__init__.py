@@ -1,0 +1,1 @@
+"""Engines behind one narrow seam, see `base.py`."""

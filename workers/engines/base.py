@@ -173,7 +173,7 @@ class Engine(Protocol):
         ...
 
     async def load(self, spec: EngineSpec, progress: Progress) -> Capabilities:
-        """Load and warm up; `progress(fraction, what)` is called from the event loop. Raises EngineError, ModelError."""
+        """Load and warm up; calls `progress(fraction, what)`. Raises EngineError, ModelError."""
         ...
 
     def capabilities(self) -> Capabilities:
@@ -200,8 +200,8 @@ class Engine(Protocol):
         """False once the engine cannot serve any more (its thread or process died)."""
         ...
 
-    async def drain(self, timeout: float) -> bool:
-        """Wait until nothing runs, at most `timeout` seconds; True if nothing does."""
+    async def drain(self, timeout_s: float) -> bool:
+        """Wait until nothing runs, at most `timeout_s` seconds; True if nothing does."""
         ...
 
     async def unload(self) -> None:
