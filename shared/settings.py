@@ -1,7 +1,7 @@
 """One frozen tree of settings, from defaults, profile, `evenflow.toml` and `EVENFLOW_*` variables, validated once.
 
 Sections of the file are the fields of `Settings`; `EVENFLOW_NATS__URL` sets `[nats] url`. Units are in the names:
-`_s` seconds, `_ms` milliseconds, `_bytes`, otherwise counts. Secrets come by file or environment, never by command line.
+`_s` seconds, `_ms` milliseconds, `_bytes`, else counts. Secrets come by file or environment, never on a command line.
 """
 
 from typing import Annotated, Literal

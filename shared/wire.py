@@ -28,7 +28,7 @@ class _Body(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
     """Base of the parts of a message: array-like, without a tag."""
 
 
-# ---------------------------------------------------------------------------------------------------- worker announces
+# ------------------------------ worker announces
 
 
 class Slots(_Body, frozen=True):
@@ -111,7 +111,7 @@ class Ann(msgspec.Struct, array_like=True, frozen=True, kw_only=True, tag="ann")
     load_progress: float = 0.0
 
 
-# --------------------------------------------------------------------------------------------------- gateways announce
+# ------------------------------ gateways announce
 
 
 class PoolNeed(_Body, frozen=True):
@@ -124,7 +124,7 @@ class PoolNeed(_Body, frozen=True):
 
 
 class Ghb(msgspec.Struct, array_like=True, frozen=True, kw_only=True, tag="ghb"):
-    """`ghb.<gid>`: a gateway's heartbeat, every 500 ms and on change."""
+    """`ghb.<gid>`: heartbeat of a gateway, every 500 ms and on change."""
 
     proto: int = PROTO
     gep: str
@@ -134,7 +134,7 @@ class Ghb(msgspec.Struct, array_like=True, frozen=True, kw_only=True, tag="ghb")
 
 
 class Counts(msgspec.Struct, array_like=True, frozen=True, kw_only=True, tag="counts"):
-    """`cnt.<gid>`: fair-share counters that changed since the last one. `rows`: pool, tenant, charged, refunded, lift."""
+    """`cnt.<gid>`: fair-share counters changed since the last one. `rows`: pool, tenant, charged, refunded, lift."""
 
     gep: str
     full: bool
@@ -147,7 +147,7 @@ class Changed(msgspec.Struct, array_like=True, frozen=True, kw_only=True, tag="c
     revision: int
 
 
-# ------------------------------------------------------------------------------------------------------------- the job
+# ------------------------------ the job
 
 
 class Sampling(_Body, frozen=True):
@@ -225,7 +225,7 @@ class Nack(msgspec.Struct, array_like=True, frozen=True, kw_only=True, tag="nack
     param: str = ""
 
 
-# -------------------------------------------------------------------------------------------------- frames: the tokens
+# ------------------------------ frames: the tokens
 
 
 class Usage(_Body, frozen=True):
@@ -374,7 +374,7 @@ class Offer(msgspec.Struct, array_like=True, frozen=True, kw_only=True, tag="off
     expires_ms: int
 
 
-# ------------------------------------------------------------------------------------------------------- usage records
+# ------------------------------ usage records
 
 
 class Open(msgspec.Struct, array_like=True, frozen=True, kw_only=True, tag="open"):
