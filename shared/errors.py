@@ -16,6 +16,10 @@
     │   ├── DeadlineError            504  timeout
     │   └── UpstreamError            502  a worker failed the request; says whether a retry can help
     ├── ClientGoneError              the client left: nobody to answer, only to clean up after
+    ├── StoreError                   tenants and keys cannot be read or written
+    │   ├── InvalidRecordError       a name or value that may not be stored
+    │   ├── UnknownRecordError       no such tenant or key
+    │   └── ConflictError            the name is taken
     ├── SettingsError                a configuration that cannot work, with the full path of the wrong key
     ├── ProtocolError                a peer broke the wire protocol
     ├── BusError                     NATS cannot be reached or refused us
@@ -181,6 +185,22 @@ class UpstreamError(ServiceError):
 
 class ClientGoneError(EvenflowError):
     """The client left. Nothing is sent; what the request held is given back."""
+
+
+class StoreError(EvenflowError):
+    """The store of tenants and keys cannot be opened, read or written. The message never holds a secret."""
+
+
+class InvalidRecordError(StoreError):
+    """A name or value that may not be stored; the message says what may."""
+
+
+class UnknownRecordError(StoreError):
+    """No such tenant or key."""
+
+
+class ConflictError(StoreError):
+    """The name is taken."""
 
 
 class SettingsError(EvenflowError):
