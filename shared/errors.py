@@ -21,6 +21,7 @@
     │   ├── UnknownRecordError       no such tenant or key
     │   └── ConflictError            the name is taken
     ├── SettingsError                a configuration that cannot work, with the full path of the wrong key
+    ├── StartError                   the machine is not as a start needs it: port taken, disk full, already running
     ├── ProtocolError                a peer broke the wire protocol
     ├── BusError                     NATS cannot be reached or refused us
     ├── ModelError                   a model file is missing, altered or cannot be used
@@ -205,6 +206,10 @@ class ConflictError(StoreError):
 
 class SettingsError(EvenflowError):
     """A configuration that cannot work. The message starts with the full path of the wrong key."""
+
+
+class StartError(EvenflowError):
+    """The machine is not as a start needs it: a port taken, a disk full, a second start. One line, fit for a terminal."""
 
 
 class ProtocolError(EvenflowError):
