@@ -223,6 +223,7 @@ class Nack(msgspec.Struct, array_like=True, frozen=True, kw_only=True, tag="nack
     prompt_tokens: int = 0
     limit: int = 0
     param: str = ""
+    error_code: str = ""
 
 
 # ------------------------------ frames: the tokens

@@ -1,0 +1,73 @@
+"""Where one request's events wait for its client: bounded, shared by the request's choices, one reader.
+
+The bus never waits for a client. What a client has not taken yet lies here; past the bound the request is over: its
+streams are cancelled at the workers, what lies here is still delivered, then comes the error `client_too_slow`.
+"""
+
+import asyncio
+from collections import deque
+
+from shared.wire import Event, Text
+
+_EVENT_BYTES = 96  # what an event costs beside its text
+
+Item = tuple[int, tuple[Event, ...]]
+
+
+class Inbox:
+    """Events of one request, in order per choice."""
+
+    def __init__(self, limit_bytes: int, now: float) -> None:
+        self.limit_bytes = limit_bytes
+        self.pending_bytes = 0
+        self.taken_at = now
+        self.too_slow = False
+        self._items: deque[Item] = deque()
+        self._failure: Exception | None = None
+        self._waiter: asyncio.Future[None] | None = None
+
+    def put(self, choice: int, events: tuple[Event, ...]) -> int:
+        """Add events; returns by how many bytes the inbox grew. Never waits, never refuses."""
+        grown = _EVENT_BYTES * len(events)
+        for event in events:
+            if type(event) is Text:
+                grown += len(event.text)
+        self._items.append((choice, events))
+        self.pending_bytes += grown
+        self._wake()
+        return grown
+
+    @property
+    def full(self) -> bool:
+        """More than the bound lies here."""
+        return self.pending_bytes > self.limit_bytes
+
+    def fail(self, error: Exception) -> None:
+        """No more events will come: whoever reads gets `error` after what lies here. The first failure stands."""
+        if self._failure is None:
+            self._failure = error
+        self._wake()
+
+    async def take(self, now: float) -> list[Item]:
+        """Everything that lies here, at least one item. Raises what `fail` was given once nothing is left."""
+        while not self._items:
+            if self._failure is not None:
+                raise self._failure
+            self._waiter = asyncio.get_running_loop().create_future()
+            try:
+                await self._waiter
+            finally:
+                self._waiter = None
+        items = list(self._items)
+        self._items.clear()
+        self.taken_at = now
+        return items
+
+    def emptied(self) -> int:
+        """The bytes that `take` handed out since the last call, for the owner's books."""
+        taken, self.pending_bytes = self.pending_bytes, 0
+        return taken
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)

@@ -1,0 +1,327 @@
+"""Owner of all open streams: jobs out, credits out, frames in, events into the inboxes.
+
+All decisions are `shared.protocol.GatewayEnd`'s; this shell feeds it, publishes what it says, and keeps the books that
+the protocol does not need: which inbox an sid belongs to, and how many bytes wait for slow clients.
+"""
+
+import asyncio
+from collections.abc import Callable
+
+import msgspec
+import structlog
+
+from gateway.core.fleet import Fleet
+from gateway.services.inbox import Inbox
+from shared import subjects, wire
+from shared.bus import NO_RESPONDERS, Bus, Delivery
+from shared.errors import ProtocolError, UpstreamError
+from shared.protocol import (
+    Accepted,
+    Deliver,
+    GatewayEnd,
+    Refused,
+    ResendJob,
+    SendCancel,
+    SendCredit,
+    Unanswered,
+)
+from shared.pump import Pump
+from shared.settings import LimitSettings
+
+log = structlog.get_logger("streams")
+
+Answer = wire.Accept | wire.Nack | None
+"""A worker's answer to a job; None: it did not answer in time."""
+
+_SWEEP_S = 1.0
+
+
+class Attempt(msgspec.Struct, eq=False):
+    """One job on one worker. `answer` resolves once; `received` counts tokens; `usage` comes with the terminal."""
+
+    sid: int
+    wid: str
+    wep: str
+    aid: str
+    choice: int
+    inbox: Inbox
+    payload: bytes
+    headers: dict[str, str] | None
+    answer: "asyncio.Future[Answer]"
+    accept: wire.Accept | None = None
+    received: int = 0
+    prompt_seen: int = 0
+    cancelling: bool = False
+    terminal: wire.End | wire.Fail | None = None
+    on_terminal: Callable[["Attempt"], None] | None = None
+
+
+class Streams:
+    """All streams of one gateway process."""
+
+    def __init__(self, gid: str, gep: str, bus: Bus, fleet: Fleet, limits: LimitSettings) -> None:
+        self.gid = gid
+        self.gep = gep
+        self.end = GatewayEnd(gid, gep)
+        self.buffered_bytes = 0
+        self.freed: Callable[[], None] = lambda: None
+        self._bus = bus
+        self._fleet = fleet
+        self._limits = limits
+        self._attempts: dict[int, Attempt] = {}
+        self._inboxes: dict[Inbox, Callable[[], None]] = {}
+        self._outbox: list[SendCredit | SendCancel | ResendJob] = []
+        self._pump: Pump[SendCredit | SendCancel | ResendJob] = Pump(self, self._carry_out)
+
+    # ------------------------------------------------------------------------------------------------------- owner
+
+    async def open(self) -> None:
+        """Listen for frames and answers."""
+        await self._bus.subscribe(subjects.frames(self.gid, "*"), self._on_frame)
+        await self._bus.subscribe(f"{self._bus.inbox}.>", self._on_answer)
+
+    async def run(self) -> None:
+        """Drive the protocol and watch slow clients, until cancelled."""
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._pump.run(), name="pump")
+            group.create_task(self._sweep(), name="sweep")
+
+    def __len__(self) -> int:
+        return len(self._attempts)
+
+    # --------------------------------------------------------------------------------------------------- for the steps
+
+    def inbox(self, on_overflow: Callable[[], None]) -> Inbox:
+        """A new inbox; `on_overflow` is called when its client stalls even after it was told to hurry."""
+        inbox = Inbox(self._limits.stream_buffer_bytes, _now())
+        self._inboxes[inbox] = on_overflow
+        return inbox
+
+    def forget(self, inbox: Inbox) -> None:
+        """The request is over."""
+        self.buffered_bytes -= inbox.pending_bytes
+        inbox.pending_bytes = 0
+        self._inboxes.pop(inbox, None)
+
+    def taken(self, inbox: Inbox) -> None:
+        """Its reader has taken what lay there."""
+        self.buffered_bytes -= inbox.emptied()
+
+    async def begin(
+        self, wid: str, job: Callable[[int], wire.Job], choice: int, inbox: Inbox, headers: dict[str, str] | None = None
+    ) -> Attempt:
+        """Register a stream, then publish its job. The caller has counted it in the fleet."""
+        wep = self._fleet.workers[wid].ann.wep
+        sid = self.end.open(_now(), wid, 4096)
+        made = job(sid)
+        attempt = Attempt(
+            sid=sid,
+            wid=wid,
+            wep=wep,
+            aid=made.aid,
+            choice=choice,
+            inbox=inbox,
+            payload=wire.encode(made),
+            headers=headers,
+            answer=asyncio.get_running_loop().create_future(),
+        )
+        self._attempts[sid] = attempt
+        await self._publish_job(attempt)
+        self._pump.poke()
+        return attempt
+
+    def cancel(self, attempt: Attempt, reason: str) -> None:
+        """Stop it at the worker. Its usage still arrives and is reported to `on_terminal`. Idempotent."""
+        if attempt.terminal is None and not attempt.cancelling:
+            attempt.cancelling = True
+            self.end.cancel(_now(), attempt.sid, reason)
+            self._obey()
+
+    def worker_gone(self, wid: str, message: str) -> None:
+        """The fleet gave a worker up."""
+        self.end.worker_gone(_now(), wid, message)
+        self._obey()
+
+    def announced(self, wid: str, wep: str) -> None:
+        """A worker announced itself."""
+        self.end.announced(_now(), wid, wep)
+        self._obey()
+
+    def disconnected(self) -> None:
+        """Our connection to the bus is down."""
+        self.end.disconnected(_now())
+        self._obey()
+
+    def reconnected(self) -> None:
+        """It is up again, and the socket was drained."""
+        self.end.reconnected(_now())
+        self._obey()
+
+    # ---------------------------------------------------------------------------------------------------- from the bus
+
+    async def _on_frame(self, delivery: Delivery) -> None:
+        frame = _FRAME.decode(delivery.data)
+        self.end.frame(_now(), subjects.last(delivery.subject), frame, len(delivery.data))
+        self._obey()
+
+    async def _on_answer(self, delivery: Delivery) -> None:
+        """Replies to jobs (`j.<wid>.<sid>`), and what comes back from nobody (`j.` and `c.<wid>`)."""
+        kind, wid, *rest = delivery.subject[len(self._bus.inbox) + 1 :].split(".")
+        now = _now()
+        if delivery.status == NO_RESPONDERS:
+            self.end.no_responders(now, wid)
+        elif kind == "j":
+            reply = _REPLY.decode(delivery.data)
+            if not rest or str(reply.sid) != rest[0]:
+                raise ProtocolError(f"{wid} answered {rest} with sid {reply.sid}")
+            self.end.replied(now, wid, reply.sid, reply)
+        self._obey()
+
+    # ------------------------------------------------------------------------------------------- the pump's machine
+
+    def tick(self, now: float) -> None:
+        """Do what is due."""
+        self.end.tick(now)
+
+    def next_wake(self) -> float | None:
+        """When the next tick is due; at once if something waits to be sent."""
+        return 0.0 if self._outbox else self.end.next_wake()
+
+    def lagged(self, now: float) -> None:
+        """The loop was late."""
+        log.warning("loop_lagged")
+        self.end.lagged(now)
+
+    def instructions(self) -> list[SendCredit | SendCancel | ResendJob]:
+        """What is to be published now."""
+        self._sort_out()
+        outgoing, self._outbox = self._outbox, []
+        return outgoing
+
+    def _obey(self) -> None:
+        """After feeding the protocol: hand events over at once, leave what must be published to the pump."""
+        self._sort_out()
+        self._pump.look()
+
+    def _sort_out(self) -> None:
+        for instruction in self.end.instructions():
+            if type(instruction) is Deliver:
+                self._deliver(instruction.sid, instruction.events)
+            elif isinstance(instruction, SendCredit | SendCancel | ResendJob):
+                self._outbox.append(instruction)
+            else:
+                self._decided(instruction)
+
+    async def _carry_out(self, instruction: SendCredit | SendCancel | ResendJob) -> None:
+        match instruction:
+            case SendCredit(wid=wid, credit=credit):
+                await self._bus.publish(
+                    subjects.credit(wid, self.gid), wire.encode(credit), reply=f"{self._bus.inbox}.c.{wid}"
+                )
+            case SendCancel(wid=wid, cancel=cancel):
+                await self._bus.publish(
+                    subjects.cancel(wid, self.gid), wire.encode(cancel), reply=f"{self._bus.inbox}.c.{wid}"
+                )
+            case ResendJob(sid=sid):
+                attempt = self._attempts.get(sid)
+                if attempt is not None:
+                    await self._publish_job(attempt)
+
+    async def _publish_job(self, attempt: Attempt) -> None:
+        await self._bus.publish(
+            subjects.job(attempt.wid, self.gid),
+            attempt.payload,
+            reply=f"{self._bus.inbox}.j.{attempt.wid}.{attempt.sid}",
+            headers=attempt.headers,
+        )
+
+    # ------------------------------------------------------------------------------------------------- to the requests
+
+    def _decided(self, instruction: object) -> None:
+        match instruction:
+            case Accepted(sid=sid, accept=accept):
+                attempt = self._attempts.get(sid)
+                if attempt is not None:
+                    attempt.accept = accept
+                    self._answer(attempt, accept)
+            case Refused(sid=sid, nack=nack):
+                attempt = self._over(sid)
+                if attempt is not None:
+                    self._answer(attempt, nack)
+            case Unanswered(sid=sid):
+                attempt = self._over(sid)
+                if attempt is not None:
+                    self._answer(attempt, None)
+
+    def _deliver(self, sid: int, events: tuple[wire.Event, ...]) -> None:
+        attempt = self._attempts.get(sid)
+        if attempt is None:
+            return
+        if not attempt.answer.done():  # any event is as good as an accept
+            attempt.accept = wire.Accept(wep=attempt.wep, sid=sid, prompt_tokens=0)
+            self._answer(attempt, attempt.accept)
+        for event in events:
+            if type(event) is wire.Text:
+                attempt.received += len(event.ids)
+        if not attempt.cancelling:
+            self.buffered_bytes += attempt.inbox.put(attempt.choice, events)
+        last = events[-1]
+        if isinstance(last, wire.End | wire.Fail):
+            attempt.terminal = last
+            self._over(sid)
+            if attempt.on_terminal is not None:
+                attempt.on_terminal(attempt)
+        if attempt.inbox.full or self.buffered_bytes > self._limits.all_buffers_bytes:
+            self._relieve(attempt.inbox)
+
+    def _answer(self, attempt: Attempt, answer: Answer) -> None:
+        attempt.payload = b""
+        if not attempt.answer.done():
+            attempt.answer.set_result(answer)
+
+    def _over(self, sid: int) -> Attempt | None:
+        attempt = self._attempts.pop(sid, None)
+        if attempt is not None:
+            self._fleet.give(attempt.wid, attempt.wep)
+            self.freed()
+        return attempt
+
+    # ---------------------------------------------------------------------------------------------------- slow clients
+
+    def _relieve(self, full: Inbox) -> None:
+        """A bound was passed: end the full inbox's request, or, for the global bound, the longest-stalled one's."""
+        if not full.full:
+            waiting = [inbox for inbox in self._inboxes if inbox.pending_bytes and not inbox.too_slow]
+            if not waiting:
+                return
+            full = min(waiting, key=lambda inbox: inbox.taken_at)
+        self._too_slow(full)
+
+    def _too_slow(self, inbox: Inbox) -> None:
+        if inbox.too_slow:
+            return
+        inbox.too_slow = True
+        log.warning("client_too_slow", pending_bytes=inbox.pending_bytes)
+        for attempt in [a for a in self._attempts.values() if a.inbox is inbox]:
+            self.cancel(attempt, "client_too_slow")
+        inbox.fail(UpstreamError("The client took the answer too slowly.", code="client_too_slow"))
+
+    async def _sweep(self) -> None:
+        """A socket without progress for `stalled_s` ends its request; after as long again the connection goes too."""
+        while True:
+            await asyncio.sleep(_SWEEP_S)
+            now = _now()
+            for inbox, overflow in list(self._inboxes.items()):
+                stalled = now - inbox.taken_at if inbox.pending_bytes else 0.0
+                if stalled > 2 * self._limits.stalled_s:
+                    overflow()
+                elif stalled > self._limits.stalled_s:
+                    self._too_slow(inbox)
+
+
+_FRAME = wire.decoder(wire.Frame)
+_REPLY = wire.decoder(wire.Reply)
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()

@@ -1,0 +1,196 @@
+"""The only place that imports nats: a connection that heals, and says so.
+
+Handlers are coroutines that never wait for anything but a publish (which only appends to a buffer): the messages of one
+subscription are handled one after the other, so whoever waits in a handler holds up every stream behind it.
+
+Three things about nats-py 2.16 are worked around here: `flush()` is no barrier (its PING overtakes pending
+subscriptions), so it runs twice; an exception out of a connection callback stops the reconnecting, so they are wrapped;
+and reconnects have no jitter, so the wait is drawn per process.
+"""
+
+import asyncio
+import random
+import ssl
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import msgspec
+import nats.errors
+import structlog
+from nats.aio.client import Client
+from nats.aio.msg import Msg
+
+from shared.errors import BusError, ProtocolError
+
+log = structlog.get_logger("bus")
+
+NO_RESPONDERS = 503
+_FLUSH_S = 5.0
+
+
+class Delivery(msgspec.Struct, frozen=True):
+    """One message as it came: `status` is 503 when the server says that nobody listens where we published."""
+
+    subject: str
+    data: bytes
+    reply: str
+    status: int
+    headers: dict[str, str] | None = None
+
+
+Handler = Callable[[Delivery], Awaitable[None]]
+
+
+def _nothing() -> None:
+    """Default for a connection callback nobody asked for."""
+
+
+class Bus:
+    """One connection to NATS, shared by everything in a process."""
+
+    def __init__(self, name: str, epoch: str) -> None:
+        self.name = name
+        self.inbox = f"_INBOX.{name}.{epoch}"
+        self.on_disconnect: Callable[[], None] = _nothing
+        self.on_reconnect: Callable[[], None] = _nothing
+        self.handler_errors = 0
+        self._client = Client()
+        self._closing = False
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def connect(
+        self, url: str, *, tls: ssl.SSLContext | None = None, credentials: str = "", wait_s: float = 10.0
+    ) -> None:
+        """Connect within `wait_s` seconds, then reconnect for ever. Raises BusError when it cannot be done."""
+        options: dict[str, Any] = {}
+        if tls is not None:
+            options["tls"] = tls
+        if credentials:
+            options["user_credentials"] = credentials
+        deadline = asyncio.get_running_loop().time() + wait_s
+        while True:
+            try:
+                await self._client.connect(
+                    [url],
+                    name=self.name,
+                    inbox_prefix=self.inbox,
+                    error_cb=self._error,
+                    disconnected_cb=self._disconnected,
+                    reconnected_cb=self._reconnected,
+                    allow_reconnect=True,
+                    connect_timeout=2,
+                    reconnect_time_wait=random.uniform(0.1, 0.25),  # type: ignore[arg-type] # noqa: S311 # any number of seconds
+                    max_reconnect_attempts=-1,
+                    ping_interval=5,
+                    max_outstanding_pings=2,
+                    pending_size=32 * 1024 * 1024,
+                    **options,
+                )
+            except (OSError, nats.errors.Error, TimeoutError) as error:
+                if asyncio.get_running_loop().time() >= deadline:
+                    raise BusError(f"cannot reach NATS at {_without_secret(url)}: {error!r}") from error
+                await self._client.close()
+                self._client = Client()
+                await asyncio.sleep(0.1)
+            else:
+                return
+
+    @property
+    def connected(self) -> bool:
+        """True while the connection stands."""
+        return self._client.is_connected
+
+    @property
+    def max_payload(self) -> int:
+        """Largest message in bytes that the server takes."""
+        return int(self._client.max_payload)
+
+    async def subscribe(self, subject: str, handler: Handler) -> None:
+        """Call `handler` for each message, in order. Its exceptions are logged and counted; the subscription lives on."""
+
+        async def guarded(message: Msg) -> None:
+            try:
+                await handler(_delivery(message))
+            except (ProtocolError, msgspec.DecodeError) as error:
+                self.handler_errors += 1
+                log.warning("message_refused", subject=message.subject, error=str(error))
+            except Exception:
+                self.handler_errors += 1
+                log.exception("handler_failed", subject=message.subject)
+
+        await self._client.subscribe(
+            subject, cb=guarded, pending_msgs_limit=512 * 1024, pending_bytes_limit=256 * 1024 * 1024
+        )
+
+    async def publish(
+        self, subject: str, payload: bytes, *, reply: str = "", headers: dict[str, str] | None = None
+    ) -> None:
+        """Send without waiting for anybody. While disconnected it waits in a bounded buffer. Raises BusError."""
+        try:
+            await self._client.publish(subject, payload, reply=reply, headers=headers)
+        except nats.errors.Error as error:
+            raise BusError(f"cannot publish on {subject}: {error!r}") from error
+
+    async def barrier(self) -> None:
+        """Return once the server has seen everything that was sent before. Raises BusError after 5 s."""
+        try:
+            await self._client.flush(timeout=int(_FLUSH_S))
+            await self._client.flush(timeout=int(_FLUSH_S))
+        except (nats.errors.Error, TimeoutError) as error:
+            raise BusError(f"no answer from NATS: {error!r}") from error
+
+    async def close(self) -> None:
+        """Send what is pending, then close for good. Never raises."""
+        self._closing = True
+        for task in tuple(self._tasks):
+            task.cancel()
+        try:
+            if self._client.is_connected:
+                await self._client.flush(timeout=2)
+            await self._client.close()
+        except (OSError, nats.errors.Error, TimeoutError) as error:
+            log.debug("close_failed", error=repr(error))
+
+    async def _disconnected(self) -> None:
+        if self._closing:
+            return
+        log.warning("bus_disconnected")
+        self._guarded(self.on_disconnect)
+
+    async def _reconnected(self) -> None:
+        """Tell the owner only after the socket was drained: until then peers look more silent than they are."""
+        task = asyncio.get_running_loop().create_task(self._settle())
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _settle(self) -> None:
+        try:
+            await self.barrier()
+        except BusError as error:
+            log.warning("bus_unsettled", error=str(error))
+            return
+        log.info("bus_reconnected")
+        self._guarded(self.on_reconnect)
+
+    async def _error(self, error: Exception) -> None:
+        log.warning("bus_error", error=repr(error))
+
+    def _guarded(self, callback: Callable[[], None]) -> None:
+        try:
+            callback()
+        except Exception:
+            log.exception("connection_callback_failed")
+
+
+def _delivery(message: Msg) -> Delivery:
+    headers = message.headers
+    status = 0
+    if headers:
+        code = headers.get("Status", "")
+        status = int(code) if code.isdigit() else 0
+    return Delivery(message.subject, message.data, message.reply, status, headers)
+
+
+def _without_secret(url: str) -> str:
+    scheme, _, rest = url.partition("://")
+    return f"{scheme}://{rest.rpartition('@')[2]}"

@@ -1,0 +1,102 @@
+"""Logs and metrics: structlog as JSON lines, OpenTelemetry metrics with a Prometheus reader.
+
+Every attribute and metric name stands here and nowhere else. GenAI names follow OpenTelemetry's semantic conventions for
+generative AI, kept as our own constants so that a change there is a change here. Neither prompts, answers nor keys are
+ever logged; labels are bounded: models that exist, outcomes from a fixed list, never anything a client made up.
+"""
+
+import logging
+import sys
+from pathlib import Path
+from typing import Any
+
+import structlog
+from opentelemetry.exporter.prometheus import PrometheusMetricReader
+from opentelemetry.sdk.metrics import MeterProvider
+from opentelemetry.sdk.metrics.view import ExplicitBucketHistogramAggregation, View
+from opentelemetry.sdk.resources import Resource
+from prometheus_client import CollectorRegistry, generate_latest
+
+MODEL = "gen_ai.request.model"
+OUTCOME = "outcome"
+WORKER = "worker"
+STATE = "state"
+
+REQUEST_DURATION = "gen_ai.server.request.duration"
+TIME_TO_FIRST_TOKEN = "gen_ai.server.time_to_first_token"  # noqa: S105
+TIME_PER_OUTPUT_TOKEN = "gen_ai.server.time_per_output_token"  # noqa: S105
+TOKENS = "evenflow.tokens"
+QUEUE_SECONDS = "evenflow.queue.duration"
+
+_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
+_LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
+
+
+def configure_logs(service: str, level: str = "info", directory: str = "") -> None:
+    """JSON lines to standard error, or to `<directory>/<service>.log`. Third-party logs come out the same way."""
+    stream: Any = sys.stderr
+    if directory:
+        folder = Path(directory)
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        stream = (folder / f"{service}.log").open("a", buffering=1, encoding="utf-8")
+    threshold = _LEVELS[level]
+    shared: list[Any] = [
+        structlog.contextvars.merge_contextvars,
+        structlog.stdlib.add_log_level,
+        structlog.processors.TimeStamper(fmt="iso", utc=True, key="ts"),
+        structlog.processors.dict_tracebacks,
+    ]
+
+    def stamp(_logger: Any, _method: str, event: dict[str, Any]) -> dict[str, Any]:
+        event["service"] = service
+        return event
+
+    structlog.configure(
+        processors=[*shared, stamp, structlog.processors.JSONRenderer()],
+        wrapper_class=structlog.make_filtering_bound_logger(threshold),
+        logger_factory=structlog.WriteLoggerFactory(file=stream),
+        cache_logger_on_first_use=True,
+    )
+    handler = logging.StreamHandler(stream)
+    handler.setFormatter(
+        structlog.stdlib.ProcessorFormatter(
+            processors=[
+                structlog.stdlib.ProcessorFormatter.remove_processors_meta,
+                stamp,
+                structlog.processors.JSONRenderer(),
+            ],
+            foreign_pre_chain=[*shared, structlog.stdlib.add_logger_name],
+        )
+    )
+    root = logging.getLogger()
+    root.handlers[:] = [handler]
+    root.setLevel(max(threshold, logging.INFO))
+    for noisy in ("uvicorn.access", "uvicorn.error", "nats", "httpx", "sqlalchemy", "alembic", "aiosqlite"):
+        logging.getLogger(noisy).setLevel(max(threshold, logging.WARNING))
+
+
+class Metrics:
+    """A meter with its own registry, so that several can live in one process (in tests they do)."""
+
+    def __init__(self, service: str) -> None:
+        self._registry = CollectorRegistry()
+        reader = PrometheusMetricReader(disable_target_info=True, scope_info_enabled=False, registry=self._registry)
+        seconds = ExplicitBucketHistogramAggregation(boundaries=_SECONDS)
+        self._provider = MeterProvider(
+            metric_readers=[reader],
+            resource=Resource.create({"service.name": service}),
+            views=[
+                View(instrument_name=name, aggregation=seconds)
+                for name in (REQUEST_DURATION, TIME_TO_FIRST_TOKEN, TIME_PER_OUTPUT_TOKEN, QUEUE_SECONDS)
+            ],
+            shutdown_on_exit=False,
+        )
+        self.meter = self._provider.get_meter("evenflow")
+
+    def scrape(self) -> bytes:
+        """Everything, in Prometheus' text format."""
+        return generate_latest(self._registry)
+
+    def close(self) -> None:
+        """Stop the provider."""
+        self._provider.shutdown()

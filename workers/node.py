@@ -1,0 +1,438 @@
+"""The worker's shell: bus at one end, engine at the other, `shared.protocol` and `workers.core` in between.
+
+A job's path, top to bottom: `_on_job` feeds the protocol; `Start` makes `_serve`, which admits, tokenises, answers the
+gateway, waits for its slot, and then passes the engine's events to the protocol until the terminal one.
+"""
+
+import asyncio
+import secrets
+from collections.abc import Awaitable, Callable
+
+import msgspec
+import structlog
+
+from shared import subjects, wire
+from shared.bus import NO_RESPONDERS, Bus, Delivery
+from shared.errors import EvenflowError, InvalidRequestError, ProtocolError
+from shared.protocol import Abort, Answer, Orphaned, SendFrame, Start, WorkerEnd
+from shared.pump import Pump
+from shared.settings import WorkerSettings
+from workers.announce import Announcer
+from workers.core.lifecycle import Lifecycle
+from workers.core.slots import SlotTable
+from workers.engines.base import (
+    Capabilities,
+    Delta,
+    Engine,
+    EngineRequest,
+    EngineSpec,
+    Failed,
+    Finished,
+    Prefilled,
+    Started,
+    TooLong,
+)
+
+log = structlog.get_logger("node")
+
+Key = tuple[str, int]
+Encode = Callable[[wire.Job], Awaitable[list[int]]]
+
+_DRAIN_S = 25.0
+_WATCH_S = 0.5
+
+
+class EngineStalledError(EvenflowError):
+    """The engine made no progress while it had work: this process cannot serve any more."""
+
+
+class Running(msgspec.Struct, eq=False):
+    """One job in this worker."""
+
+    job: wire.Job
+    task: asyncio.Task[None] | None = None
+    turn: asyncio.Event = msgspec.field(default_factory=asyncio.Event)
+    in_engine: bool = False
+    aborted: str = ""
+    taken_at: float = 0.0
+
+    @property
+    def engine_id(self) -> str:
+        """The request's name inside the engine: unique, also when an attempt is repeated by another gateway epoch."""
+        return f"{self.job.gep}.{self.job.sid}"
+
+
+class Node:
+    """One engine on the bus."""
+
+    def __init__(
+        self, settings: WorkerSettings, engine: Engine, bus: Bus, make_encoder: Callable[[Engine], Encode]
+    ) -> None:
+        self.settings = settings
+        self.wid = settings.name
+        self.wep = secrets.token_hex(8)
+        self.life = Lifecycle()
+        self.slots: SlotTable[Key] = SlotTable(settings.slots, settings.ahead)
+        self.end = WorkerEnd(self.wid, self.wep)
+        self.stopping = asyncio.Event()
+        self._engine = engine
+        self._bus = bus
+        self._make_encoder = make_encoder
+        self._encode: Encode | None = None
+        self._capabilities: Capabilities | None = None
+        self._running: dict[Key, Running] = {}
+        self._pump: Pump[object] = Pump(self.end, self._carry_out, flush=self.end.flush, flush_at=self.end.flush_at)
+        self._announcer = Announcer(self.wid, self._bus, self._announcement)
+        bus.on_disconnect = lambda: self._fed(self.end.disconnected)
+        bus.on_reconnect = lambda: self._fed(self.end.reconnected)
+
+    # ------------------------------------------------------------------------------------------------------- life
+
+    async def run(self, spec: EngineSpec) -> None:
+        """Serve until `stopping` is set, then drain. Raises EngineError, ModelError or EngineStalledError."""
+        await self._subscribe()
+        async with asyncio.TaskGroup() as group:
+            owned = [
+                group.create_task(self._pump.run(), name="pump"),
+                group.create_task(self._announcer.run(), name="announcer"),
+            ]
+            try:
+                await self._load(spec)
+                owned.append(group.create_task(self._watch(), name="watch"))
+                await self.stopping.wait()
+                await self._drain()
+            finally:
+                for task in owned:
+                    task.cancel()
+                await self._engine.unload()
+
+    async def _load(self, spec: EngineSpec) -> None:
+        self.life.to("loading", "loading the model")
+        self._announcer.changed()
+
+        def progress(fraction: float, what: str) -> None:
+            self.life.progress, self.life.reason = fraction, what
+            self._announcer.changed()
+
+        self._capabilities = await self._engine.load(spec, progress)
+        self.slots.slots = self._capabilities.slots
+        self._encode = self._make_encoder(self._engine)
+        self.life.to("ready")
+        self._announcer.changed()
+        log.info("worker_ready", worker=self.wid, model=spec.model, version=spec.version)
+
+    async def _drain(self) -> None:
+        """Take nothing new, finish what runs (at most 25 s), then end the rest as retryable and send that too."""
+        self.life.to("draining", "stopping")
+        self._announcer.changed()
+        loop = asyncio.get_running_loop()
+        until = loop.time() + _DRAIN_S
+        while self._running and loop.time() < until:
+            await asyncio.sleep(0.02)
+        await self._engine.unload()
+        until = loop.time() + 2.0
+        while (self._running or self.end.open_count()) and loop.time() < until:
+            await asyncio.sleep(0.02)
+        await self._announcer.announce()
+
+    async def _watch(self) -> None:
+        """Notice an engine that does not move or is dead; the supervisor restarts the process."""
+        loop = asyncio.get_running_loop()
+        while True:
+            await asyncio.sleep(_WATCH_S)
+            stats = self._engine.stats()
+            busy = any(running.in_engine for running in self._running.values())
+            if self.life.observe(loop.time(), stats.steps, busy) or not self._engine.healthy():
+                self.life.to("draining", "engine stalled")
+                for gid, sid in list(self._running):
+                    self.end.fail(
+                        loop.time(), gid, sid, "engine_stalled", "the engine made no progress", True, wire.Usage()
+                    )
+                self._pump.poke()
+                await self._announcer.announce()
+                await asyncio.sleep(0.1)
+                raise EngineStalledError(f"{self.wid}: the engine made no progress with {len(self._running)} requests")
+
+    # --------------------------------------------------------------------------------------------------- from the bus
+
+    async def _subscribe(self) -> None:
+        for subject, handler in (
+            (subjects.job(self.wid, "*"), self._on_job),
+            (subjects.credit(self.wid, "*"), self._on_credit),
+            (subjects.cancel(self.wid, "*"), self._on_cancel),
+            (subjects.ctl(self.wid, "*"), self._on_ctl),
+            (f"{self._bus.inbox}.f.*", self._on_bounce),
+        ):
+            await self._bus.subscribe(subject, handler)
+        await self._bus.barrier()
+
+    async def _on_job(self, delivery: Delivery) -> None:
+        gid = subjects.last(delivery.subject)
+        try:
+            job: wire.Job = _JOB.decode(delivery.data)
+        except msgspec.DecodeError as error:
+            # Nothing to answer by: without a sid there is no reply that the gateway could match.
+            raise ProtocolError(f"job from {gid}: {error}") from error
+        self.end.job(_now(), gid, job, delivery.reply)
+        await self._obey()
+
+    async def _on_credit(self, delivery: Delivery) -> None:
+        self.end.credit(_now(), subjects.last(delivery.subject), _CREDIT.decode(delivery.data))
+        await self._obey()
+
+    async def _on_cancel(self, delivery: Delivery) -> None:
+        self.end.cancel(_now(), subjects.last(delivery.subject), _CANCEL.decode(delivery.data))
+        await self._obey()
+
+    async def _on_ctl(self, delivery: Delivery) -> None:
+        command: wire.Ctl = _CTL.decode(delivery.data)
+        if command.what == "drain":
+            self.life.to("draining", f"asked by {subjects.last(delivery.subject)}")
+        elif command.what == "undrain":
+            self.life.to("ready")
+        else:
+            raise ProtocolError(f"control command {command.what!r} is not served")
+        self._announcer.changed()
+
+    async def _on_bounce(self, delivery: Delivery) -> None:
+        """A frame came back because its gateway does not listen."""
+        if delivery.status == NO_RESPONDERS:
+            self._fed(lambda now: self.end.no_responders(now, subjects.last(delivery.subject)))
+
+    def _fed(self, feed: Callable[[float], None]) -> None:
+        feed(_now())
+        self._pump.poke()
+
+    async def _obey(self) -> None:
+        """Carry out what an input caused, in this turn already."""
+        for instruction in self.end.instructions():
+            await self._carry_out(instruction)
+        self._pump.poke()
+
+    async def _carry_out(self, instruction: object) -> None:
+        match instruction:
+            case SendFrame(gid=gid, frame=frame):
+                await self._bus.publish(
+                    subjects.frames(gid, self.wid), wire.encode(frame), reply=f"{self._bus.inbox}.f.{gid}"
+                )
+            case Answer(reply_to=reply_to, reply=reply):
+                await self._bus.publish(str(reply_to), wire.encode(reply))
+            case Start(gid=gid, sid=sid, job=job):
+                running = Running(job, taken_at=_now())
+                self._running[gid, sid] = running
+                running.task = asyncio.get_running_loop().create_task(self._serve((gid, sid), running))
+            case Abort(gid=gid, sid=sid, reason=reason):
+                self._abort((gid, sid), reason)
+            case Orphaned(gid=gid, aid=aid, generated=generated, acked=acked):
+                log.warning("stream_orphaned", gateway=gid, aid=aid, generated=generated, acked=acked)
+
+    def _abort(self, key: Key, reason: str) -> None:
+        running = self._running.get(key)
+        if running is None:
+            return
+        running.aborted = reason
+        if running.in_engine:
+            self._engine.cancel(running.engine_id)
+        elif running.task is not None:
+            running.task.cancel()
+
+    # ------------------------------------------------------------------------------------------------------ one job
+
+    async def _serve(self, key: Key, running: Running) -> None:
+        gid, sid = key
+        prompt_tokens = 0
+        try:
+            request = await self._take(key, running)
+            if request is None:
+                return
+            prompt_tokens = len(request.prompt)
+            await self._await_turn(key, running)
+            running.in_engine = True
+            if running.aborted:  # it came between the turn and here
+                raise asyncio.CancelledError
+            await self._generate(key, running, request)
+        except asyncio.CancelledError:
+            usage = wire.Usage(prompt=prompt_tokens)
+            self.end.end(_now(), gid, sid, "cancelled", usage, wire.Timings())
+        except Exception:
+            log.exception("job_failed", aid=running.job.aid)
+            self._refuse(key, "internal", "the worker could not run this request")
+            self.end.fail(_now(), gid, sid, "engine_fault", "the worker failed", True, wire.Usage(prompt=prompt_tokens))
+        finally:
+            self._running.pop(key, None)
+            self.slots.release(key)
+            self._let_in()
+            self._announcer.changed()
+            self._pump.poke()
+
+    async def _take(self, key: Key, running: Running) -> EngineRequest | None:
+        """Admit, tokenise and answer the gateway. None if the job was refused."""
+        job = running.job
+        gid, sid = key
+        if self.life.state != "ready" or self._encode is None or self._capabilities is None:
+            code: wire.NackCode = "draining" if self.life.state == "draining" else "busy"
+            return self._refuse(key, code, f"the worker is {self.life.state}")
+        if (job.model, job.version) != (self._capabilities.model, self._capabilities.version):
+            return self._refuse(key, "unknown_model", f"this worker serves {self._capabilities.model}")
+        ahead = self.slots.admit(key)
+        if ahead is None:
+            return self._refuse(key, "busy", "every slot is taken")
+        self._announcer.changed()
+        try:
+            prompt = await self._encode(job)
+        except InvalidRequestError as error:
+            return self._refuse(key, "bad_request", error.message, param=error.param or "", error_code=error.code or "")
+        request = self._engine_request(running, tuple(prompt))
+        if isinstance(request, TooLong):
+            return self._refuse(
+                key,
+                "too_large",
+                "the prompt and its completion are longer than the context",
+                prompt_tokens=request.prompt_tokens,
+                limit=request.context,
+            )
+        accept = wire.Accept(
+            wep=self.wep, sid=sid, prompt_tokens=len(prompt), ahead=ahead, max_tokens=request.max_tokens
+        )
+        self.end.answer(_now(), gid, sid, accept)
+        self._pump.poke()
+        return request
+
+    def _engine_request(self, running: Running, prompt: tuple[int, ...]) -> EngineRequest | TooLong:
+        """The job in the engine's terms, with `max_tokens` filled in, or the counts that do not fit."""
+        capabilities = self._capabilities
+        assert capabilities is not None
+        job = running.job
+        room = capabilities.context - len(prompt)
+        if job.max_tokens is None:
+            max_tokens = min(room, capabilities.max_output)
+        else:
+            max_tokens = job.max_tokens
+        if max_tokens < 1 or max_tokens > room:
+            return TooLong(len(prompt), max(1, max_tokens), capabilities.context)
+        return EngineRequest(
+            id=running.engine_id,
+            prompt=prompt,
+            max_tokens=max_tokens,
+            stop=job.stop,
+            sampling=job.sampling,
+            seed=job.seed,
+            top_logprobs=job.logprobs,
+            grammar=job.grammar,
+            deadline=max(0.001, job.deadline_ms / 1000 - (_now() - running.taken_at)),
+            tenant=job.tenant,
+            resume=job.resume,
+        )
+
+    def _refuse(
+        self,
+        key: Key,
+        code: wire.NackCode,
+        message: str,
+        *,
+        param: str = "",
+        error_code: str = "",
+        prompt_tokens: int = 0,
+        limit: int = 0,
+    ) -> None:
+        gid, sid = key
+        nack = wire.Nack(
+            wep=self.wep,
+            sid=sid,
+            code=code,
+            message=message,
+            param=param,
+            error_code=error_code,
+            prompt_tokens=prompt_tokens,
+            limit=limit,
+        )
+        self.end.answer(_now(), gid, sid, nack)
+        self._pump.poke()
+
+    async def _await_turn(self, key: Key, running: Running) -> None:
+        self._let_in()
+        await running.turn.wait()
+
+    def _let_in(self) -> None:
+        for key in self.slots.startable():
+            running = self._running.get(key)
+            if running is None:
+                self.slots.release(key)
+                continue
+            self.slots.start(key)
+            running.turn.set()
+
+    async def _generate(self, key: Key, running: Running, request: EngineRequest) -> None:
+        gid, sid = key
+        end, first = self.end, True
+        queued_ms = (_now() - running.taken_at) * 1000
+        async for event in self._engine.submit(request):
+            now = _now()
+            match event:
+                case Delta(text, ids, logprobs):
+                    if first:
+                        first = False
+                        self.slots.decoding(key)
+                        self._announcer.changed()
+                    end.text(now, gid, sid, text, ids, logprobs)
+                case Prefilled(done, total, cached):
+                    end.prefill(now, gid, sid, done, total, cached)
+                case Finished(reason, usage, timings):
+                    timings = wire.Timings(
+                        queue_ms=queued_ms, prefill_ms=timings.prefill_ms, decode_ms=timings.decode_ms
+                    )
+                    end.end(now, gid, sid, reason, usage, timings)
+                case Failed(code, retryable, message, usage):
+                    end.fail(now, gid, sid, code, message, retryable, usage)
+                case Started():
+                    continue
+            self._pump.poke()
+
+    # ------------------------------------------------------------------------------------------------- announcements
+
+    def _announcement(self, n: int) -> wire.Ann:
+        """What the worker says of itself now."""
+        stats = self._engine.stats() if self._capabilities is not None else None
+        versions: tuple[wire.Version, ...] = ()
+        device = wire.Device()
+        if self._capabilities is not None:
+            c = self._capabilities
+            versions = (
+                wire.Version(
+                    model=c.model,
+                    version=c.version,
+                    digest=c.digest,
+                    context=c.context,
+                    max_output=c.max_output,
+                    vocab_hash=c.vocab_hash,
+                    features=c.features,
+                ),
+            )
+            device = wire.Device(kind=c.device, runtime=c.runtime, kernel=c.kernel)
+        return wire.Ann(
+            wep=self.wep,
+            n=n,
+            state=self.life.state,
+            pool=self.settings.pool,
+            versions=versions,
+            slots=wire.Slots(
+                total=self.slots.slots, free=self.slots.free, prefill=self.slots.prefill, decode=self.slots.decode
+            ),
+            kv=wire.Kv(total=stats.kv_total, free=stats.kv_free) if stats else wire.Kv(),
+            speed=wire.Speed(prefill_tps=stats.prefill_tps, itl_ms=stats.itl_ms) if stats else wire.Speed(),
+            draft=stats.draft if stats else wire.Draft(),
+            queue=self.slots.waiting,
+            device=device,
+            reason=self.life.reason,
+            load_progress=self.life.progress,
+        )
+
+
+_JOB = wire.decoder(wire.Job)
+_CREDIT = wire.decoder(wire.Credit)
+_CANCEL = wire.decoder(wire.Cancel)
+_CTL = wire.decoder(wire.Ctl)
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()
