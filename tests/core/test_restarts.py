@@ -58,10 +58,10 @@ def test_any_history_stays_within_the_bounds_and_grows_only_by_doubling(lives):
     for lived in lives:
         state = started(state, now)
         now += lived
-        lived = now - state.started_at
+        settled = now - state.started_at >= POLICY.settled_s
         state, verdict = died(state, now, 1, POLICY)
         assert POLICY.first_s <= verdict.after_s <= POLICY.most_s
-        if lived >= POLICY.settled_s:
+        if settled:
             assert verdict.after_s == POLICY.first_s
         elif before is not None:
             assert verdict.after_s == min(POLICY.most_s, before * 2)

@@ -7,7 +7,6 @@ import subprocess
 import sys
 import textwrap
 import threading
-import time
 from pathlib import Path
 
 import pytest
@@ -23,14 +22,6 @@ SLEEPER = "import signal; print('up', flush=True); signal.pause()"
 def spec(name, code, group="g", **options):
     command = (sys.executable, "-c", textwrap.dedent(code))
     return ChildSpec(name=name, group=group, command=command, policy=options.pop("policy", QUICK), **options)
-
-
-async def eventually(condition, within_s=20.0):
-    deadline = time.monotonic() + within_s
-    while not (value := condition()):
-        assert time.monotonic() < deadline, "did not happen in time"
-        await asyncio.sleep(0.01)
-    return value
 
 
 def gone(pid):
@@ -49,7 +40,7 @@ def printed(child):
     return child.output.path.read_text() if child.output.path.exists() else ""
 
 
-async def test_a_child_that_is_killed_comes_back_and_its_death_is_one_line(family):
+async def test_a_child_that_is_killed_comes_back_and_its_death_is_one_line(family, eventually):
     child = family.start(spec("w1", SLEEPER))
     await eventually(lambda: "up" in printed(child))
     first = child.pid
@@ -62,7 +53,7 @@ async def test_a_child_that_is_killed_comes_back_and_its_death_is_one_line(famil
     assert child.pid is None
 
 
-async def test_a_death_at_start_shows_the_last_twenty_lines_of_that_life_only(family, tmp_path):
+async def test_a_death_at_start_shows_the_last_twenty_lines_of_that_life_only(family, tmp_path, eventually):
     (tmp_path / "w1.log").write_text("from the last run\n")
     child = family.start(spec("w1", "import sys\nfor n in range(30): print('line', n, file=sys.stderr)\nsys.exit(3)"))
     await eventually(lambda: child.restarts.total >= 2)
@@ -73,7 +64,7 @@ async def test_a_death_at_start_shows_the_last_twenty_lines_of_that_life_only(fa
     assert (tmp_path / "w1.log.1").read_text() == "from the last run\n"
 
 
-async def test_a_configuration_error_is_not_restarted_and_the_last_of_a_group_fails_the_family(family):
+async def test_a_configuration_error_is_not_restarted_and_the_last_of_a_group_fails_the_family(family, eventually):
     healthy = family.start(spec("w1", SLEEPER, "workers"))
     broken = family.start(spec("w2", "import sys; print('workers[1].path: no such file'); sys.exit(78)", "workers"))
     await eventually(lambda: broken.given_up)
@@ -87,7 +78,7 @@ async def test_a_configuration_error_is_not_restarted_and_the_last_of_a_group_fa
     await family.stop()
 
 
-async def test_groups_end_last_started_first_and_each_waits_for_the_one_before(family, tmp_path):
+async def test_groups_end_last_started_first_and_each_waits_for_the_one_before(family, tmp_path, eventually):
     log = tmp_path / "order"
     code = f"""
         import signal, time
@@ -120,7 +111,7 @@ STUBBORN = """
 """
 
 
-async def test_a_child_that_ignores_sigterm_is_killed_after_its_grace_with_all_it_started(family):
+async def test_a_child_that_ignores_sigterm_is_killed_after_its_grace_with_all_it_started(family, eventually):
     child = family.start(spec("w1", STUBBORN, grace_s=0.1))
     await eventually(lambda: "up" in printed(child))
     grandchild = int(printed(child).split()[-1])
@@ -130,7 +121,7 @@ async def test_a_child_that_ignores_sigterm_is_killed_after_its_grace_with_all_i
     await eventually(lambda: gone(grandchild))
 
 
-async def test_a_second_signal_cuts_the_grace_short(family, monkeypatch):
+async def test_a_second_signal_cuts_the_grace_short(family, monkeypatch, eventually):
     monkeypatch.setattr("gateway.up.supervisor.HURRY_S", 0.1)
     child = family.start(spec("w1", STUBBORN, grace_s=3600.0))
     await eventually(lambda: "up" in printed(child))
@@ -143,7 +134,7 @@ async def test_a_second_signal_cuts_the_grace_short(family, monkeypatch):
     assert child.pid is None
 
 
-async def test_stopping_while_a_child_waits_for_its_restart_starts_nothing(family):
+async def test_stopping_while_a_child_waits_for_its_restart_starts_nothing(family, eventually):
     slow = RestartPolicy(first_s=3600.0, most_s=3600.0)
     child = family.start(spec("w1", "raise SystemExit(1)", policy=slow))
     await eventually(lambda: child.restarts.total == 1)
@@ -152,14 +143,14 @@ async def test_stopping_while_a_child_waits_for_its_restart_starts_nothing(famil
     assert child.restarts.total == 1
 
 
-async def test_a_missing_program_is_told_and_tried_again(family):
+async def test_a_missing_program_is_told_and_tried_again(family, eventually):
     child = family.start(ChildSpec(name="w1", group="g", command=("/no/such/program",), policy=QUICK))
     await eventually(lambda: child.restarts.total >= 2)
     await family.stop()
     assert "  w1 | /no/such/program: No such file or directory" in family.said
 
 
-async def test_children_lead_their_own_process_group_and_read_nothing(family):
+async def test_children_lead_their_own_process_group_and_read_nothing(family, eventually):
     child = family.start(
         spec("w1", "import os, sys; print(os.getpid() == os.getpgrp(), repr(sys.stdin.read()), flush=True);" + SLEEPER)
     )
@@ -198,7 +189,7 @@ SUPERVISE = """
 """
 
 
-async def test_killing_the_supervisor_leaves_no_orphan(tmp_path):
+async def test_killing_the_supervisor_leaves_no_orphan(tmp_path, eventually):
     code = "import os, signal; print('up', os.getpid(), flush=True)\nwhile True: signal.pause()"
     parent = subprocess.Popen([sys.executable, "-c", textwrap.dedent(SUPERVISE), str(tmp_path), code])
     try:
