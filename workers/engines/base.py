@@ -58,6 +58,7 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
     bos: str
     eos: str
     control_tokens: tuple[str, ...]
+    add_bos: bool = False
 
 
 class EngineRequest(msgspec.Struct, frozen=True, kw_only=True):
