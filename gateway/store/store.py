@@ -1,0 +1,285 @@
+"""Tenants and keys: every question and every change, each in one transaction. Nothing here is on a request's path."""
+
+import asyncio
+import contextlib
+import hmac
+import re
+import secrets
+import time
+import uuid
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import ColumnElement, and_, insert, select, update
+from sqlalchemy.exc import IntegrityError, SQLAlchemyError
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
+
+from gateway.core.keys import RANDOM_BYTES, display, fingerprint, new_key
+from gateway.store import schema
+from gateway.store.engine import new_engine, reading, writing
+from gateway.store.migrate import migrate
+from gateway.store.pepper import read_pepper
+from gateway.store.rows import CredentialRow, KeyRow, Snapshot, TenantRow
+from shared.errors import ConflictError, InvalidRecordError, StoreError, UnknownRecordError
+from shared.settings import Settings
+from shared.settings_schema import mask_url
+
+NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,62}")
+PEPPER_CHECK = b"evenflow: is this the pepper that this store's keys were made with?"
+
+_TENANT = select(
+    schema.tenants.c.id,
+    schema.tenants.c.name,
+    schema.tenants.c.created_at,
+    schema.tenants.c.disabled_at,
+    schema.tenants.c.max_streams,
+)
+_KEY = select(
+    schema.keys.c.id,
+    schema.keys.c.tenant_id,
+    schema.tenants.c.name.label("tenant_name"),
+    schema.keys.c.name,
+    schema.keys.c.display,
+    schema.keys.c.created_at,
+    schema.keys.c.expires_at,
+    schema.keys.c.revoked_at,
+).join_from(schema.keys, schema.tenants)
+_CREDENTIAL = (
+    select(
+        schema.keys.c.hash,
+        schema.keys.c.id.label("key_id"),
+        schema.tenants.c.id.label("tenant_id"),
+        schema.tenants.c.name.label("tenant_name"),
+        schema.tenants.c.max_streams,
+        schema.keys.c.expires_at,
+    )
+    .join_from(schema.keys, schema.tenants)
+    .where(schema.keys.c.revoked_at.is_(None), schema.tenants.c.disabled_at.is_(None))
+)
+_REVISION = select(schema.revision.c.number)
+
+
+def wall_clock_ms() -> int:
+    """Milliseconds since 1970, UTC."""
+    return time.time_ns() // 1_000_000
+
+
+class Store:
+    """The one place that reads and writes tenants and keys. Made by `Store.open`; several processes may have it open.
+
+    Every method raises `StoreError` when the database cannot be used. Tenants and keys go by name or id.
+    """
+
+    def __init__(self, engine: AsyncEngine, pepper: bytes, now_ms: Callable[[], int], url: str) -> None:
+        self._engine = engine
+        self._now_ms = now_ms
+        self._shown_url = mask_url(url)
+        self.pepper = pepper
+        self.store_id = ""
+
+    @classmethod
+    async def open(cls, settings: Settings, *, now_ms: Callable[[], int] = wall_clock_ms) -> "Store":
+        """Open the store, making or migrating it as needed. The pepper is made when missing, but not in profile prod.
+
+        Raises:
+            SettingsError: If the pepper is missing or cannot be read.
+            StoreError: If the database cannot be used, is newer than this Evenflow, or has keys of another pepper.
+        """
+        path = Path(settings.store.pepper_file)
+        pepper = await asyncio.to_thread(read_pepper, path, create=settings.profile != "prod")
+        store = cls(new_engine(settings.store.url), pepper, now_ms, settings.store.url)
+        try:
+            with store._translated():
+                await migrate(store._engine)
+            await store._identify(settings.store.pepper_file)
+        except BaseException:
+            await store.close()
+            raise
+        return store
+
+    async def close(self) -> None:
+        """Close every connection. Safe to call twice."""
+        await self._engine.dispose()
+
+    async def create_tenant(self, name: str, *, max_streams: int | None = None) -> TenantRow:
+        """Add a tenant.
+
+        Raises:
+            InvalidRecordError: If the name is not `[a-z0-9][a-z0-9_-]{0,62}`, or `max_streams` is below 1.
+            ConflictError: If there is one of that name.
+        """
+        _check_name("tenant", name)
+        if max_streams is not None and max_streams < 1:
+            raise InvalidRecordError(f"max_streams {max_streams} must be at least 1")
+        tenant = TenantRow(str(uuid.uuid4()), name, self._now_ms(), None, max_streams)
+        async with self._change(f"there is a tenant named {name} already") as connection:
+            await connection.execute(
+                insert(schema.tenants).values(
+                    id=tenant.id, name=name, created_at=tenant.created_at, max_streams=max_streams
+                )
+            )
+        return tenant
+
+    async def set_tenant_disabled(self, tenant: str, *, disabled: bool) -> TenantRow:
+        """Shut all of a tenant's keys out, or let them in again.
+
+        Raises:
+            UnknownRecordError: If there is no such tenant.
+        """
+        async with self._change() as connection:
+            row = await _one_tenant(connection, tenant)
+            at = (row.disabled_at or self._now_ms()) if disabled else None
+            await connection.execute(update(schema.tenants).where(schema.tenants.c.id == row.id).values(disabled_at=at))
+            return await _one_tenant(connection, row.id)
+
+    async def create_key(self, tenant: str, name: str, *, expires_at: int | None = None) -> tuple[KeyRow, str]:
+        """Make a key for a tenant: its row, and the key itself, which is not kept and cannot be shown again.
+
+        Raises:
+            InvalidRecordError: If the name is not `[a-z0-9][a-z0-9_-]{0,62}`, or `expires_at` (ms) is not ahead.
+            UnknownRecordError: If there is no such tenant.
+            ConflictError: If the tenant has a key of that name which is not revoked.
+        """
+        _check_name("key", name)
+        now = self._now_ms()
+        if expires_at is not None and expires_at <= now:
+            raise InvalidRecordError("a key cannot expire before it is made")
+        secret = new_key(secrets.token_bytes(RANDOM_BYTES))
+        async with self._change(f"tenant {tenant} has a key named {name} already; revoke it first") as connection:
+            owner = await _one_tenant(connection, tenant)
+            key = KeyRow(str(uuid.uuid4()), owner.id, owner.name, name, display(secret), now, expires_at, None)
+            await connection.execute(
+                insert(schema.keys).values(
+                    id=key.id,
+                    tenant_id=owner.id,
+                    name=name,
+                    hash=fingerprint(self.pepper, secret),
+                    display=key.display,
+                    created_at=now,
+                    expires_at=expires_at,
+                )
+            )
+        return key, secret
+
+    async def revoke_key(self, key: str, *, tenant: str | None = None) -> KeyRow:
+        """Revoke a key by its id, or by its name with its tenant. Revoking a revoked key changes nothing.
+
+        Raises:
+            UnknownRecordError: If there is no such key.
+        """
+        async with self._change() as connection:
+            row = await _one_key(connection, key, tenant)
+            if row.revoked_at is not None:
+                return row
+            await connection.execute(
+                update(schema.keys).where(schema.keys.c.id == row.id).values(revoked_at=self._now_ms())
+            )
+            return await _one_key(connection, row.id, None)
+
+    async def tenants(self) -> tuple[TenantRow, ...]:
+        """All tenants, by name."""
+        async with self._read() as connection:
+            rows = await connection.execute(_TENANT.order_by(schema.tenants.c.name))
+            return tuple(TenantRow(*row) for row in rows)
+
+    async def keys(self, tenant: str | None = None) -> tuple[KeyRow, ...]:
+        """All keys, or one tenant's, revoked ones included, by tenant and age.
+
+        Raises:
+            UnknownRecordError: If there is no such tenant.
+        """
+        query = _KEY.order_by(schema.tenants.c.name, schema.keys.c.created_at, schema.keys.c.id)
+        async with self._read() as connection:
+            if tenant is not None:
+                query = query.where(schema.keys.c.tenant_id == (await _one_tenant(connection, tenant)).id)
+            return tuple(KeyRow(*row) for row in await connection.execute(query))
+
+    async def revision(self) -> int:
+        """How many changes there have been: a number that differs means that something did change."""
+        async with self._read() as connection:
+            return int((await connection.execute(_REVISION)).scalar_one())
+
+    async def snapshot(self) -> Snapshot:
+        """Everything that the keyring needs, as of one moment."""
+        async with self._read() as connection:
+            number = int((await connection.execute(_REVISION)).scalar_one())
+            rows = await connection.execute(_CREDENTIAL)
+            return Snapshot(self.store_id, number, tuple(CredentialRow(*row) for row in rows))
+
+    async def _identify(self, pepper_file: str) -> None:
+        """Learn the store's id, and see that the pepper is the one that its keys were made with."""
+        mine = fingerprint(self.pepper, PEPPER_CHECK.decode())
+        async with self._transaction(writing(self._engine)) as connection:
+            row = (await connection.execute(select(schema.identity.c.store_id, schema.identity.c.pepper_check))).one()
+            used = (await connection.execute(select(schema.keys.c.id).limit(1))).first() is not None
+            if row.pepper_check is None or not used:
+                await connection.execute(update(schema.identity).values(pepper_check=mine))
+            elif not hmac.compare_digest(row.pepper_check, mine):
+                raise StoreError(
+                    f"the pepper in {pepper_file} is not the one that the keys in this store were made with"
+                )
+            self.store_id = str(row.store_id)
+
+    @contextlib.asynccontextmanager
+    async def _read(self) -> AsyncIterator[AsyncConnection]:
+        async with self._transaction(reading(self._engine)) as connection:
+            yield connection
+
+    @contextlib.asynccontextmanager
+    async def _change(self, conflict: str = "the change contradicts another one") -> AsyncIterator[AsyncConnection]:
+        """A transaction that also bumps the revision, first: so changes queue up behind that row in every database."""
+        try:
+            async with self._transaction(writing(self._engine)) as connection:
+                await connection.execute(update(schema.revision).values(number=schema.revision.c.number + 1))
+                yield connection
+        except IntegrityError:
+            raise ConflictError(conflict) from None
+
+    @contextlib.asynccontextmanager
+    async def _transaction(self, options: dict[str, Any]) -> AsyncIterator[AsyncConnection]:
+        with self._translated():
+            async with self._engine.connect() as connection:
+                await connection.execution_options(**options)
+                async with connection.begin():
+                    yield connection
+
+    @contextlib.contextmanager
+    def _translated(self) -> Iterator[None]:
+        """The database's errors as ours; a broken constraint passes, as only the caller knows what it means."""
+        try:
+            yield
+        except IntegrityError:
+            raise
+        except (SQLAlchemyError, OSError) as error:
+            reason = getattr(error, "orig", None) or error
+            raise StoreError(f"cannot use the store at {self._shown_url}: {reason}") from error
+
+
+def _check_name(what: str, name: str) -> None:
+    if NAME.fullmatch(name) is None:
+        raise InvalidRecordError(
+            f"{what} name {name!r} must be 1 to 63 of a-z, 0-9, - and _, and begin with a letter or digit"
+        )
+
+
+async def _one_tenant(connection: AsyncConnection, tenant: str) -> TenantRow:
+    named = (schema.tenants.c.name == tenant) | (schema.tenants.c.id == tenant)
+    rows = [TenantRow(*row) for row in await connection.execute(_TENANT.where(named))]
+    # An id is a valid name: whoever names a tenant like another's id gets what the name says.
+    rows.sort(key=lambda row: row.name != tenant)
+    if not rows:
+        raise UnknownRecordError(f"there is no tenant {tenant!r}")
+    return rows[0]
+
+
+async def _one_key(connection: AsyncConnection, key: str, tenant: str | None) -> KeyRow:
+    which: ColumnElement[bool] = schema.keys.c.id == key
+    if tenant is not None:
+        owner = await _one_tenant(connection, tenant)
+        which = and_(schema.keys.c.tenant_id == owner.id, (schema.keys.c.name == key) | (schema.keys.c.id == key))
+    newest = schema.keys.c.revoked_at.is_(None).desc(), schema.keys.c.created_at.desc()
+    row = (await connection.execute(_KEY.where(which).order_by(*newest).limit(1))).first()
+    if row is None:
+        raise UnknownRecordError(f"there is no key {key!r}" + (f" of tenant {tenant}" if tenant else ""))
+    return KeyRow(*row)
