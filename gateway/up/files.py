@@ -4,6 +4,7 @@ import errno
 import fcntl
 import os
 import secrets
+import shutil
 import socket
 import stat
 from collections.abc import Callable, Iterator
@@ -18,6 +19,7 @@ _PRIVATE_FILE = 0o600
 # server that owns it is being restarted.
 _PORTS = range(20000, 32000)
 _TRIES = 64
+LEAST_FREE_BYTES = 128 * 1024 * 1024
 
 
 def explain(error: OSError, what: str) -> StartError:
@@ -49,6 +51,17 @@ def private_directory(path: Path) -> Path:
     except OSError as error:
         raise explain(error, str(path)) from error
     return path
+
+
+def check_space(directory: Path, least_bytes: int = LEAST_FREE_BYTES) -> None:
+    """Refuse a start that would fail half-way: streams, database and logs need some room.
+
+    Raises:
+        StartError: fewer than `least_bytes` are free where `directory` lies.
+    """
+    free = shutil.disk_usage(directory).free
+    if free < least_bytes:
+        raise StartError(f"{directory}: the disk is full: {free >> 20} MiB are free, {least_bytes >> 20} are needed")
 
 
 def write_private(path: Path, text: str) -> None:

@@ -57,7 +57,7 @@ def test_the_lock_does_not_pass_to_children(tmp_path):
 
 
 def test_errors_of_the_locked_block_stay_as_they_are(tmp_path):
-    with pytest.raises(FileNotFoundError, match="^from the block$"), exclusive(tmp_path / "lock", "evenflow up"):
+    with pytest.raises(FileNotFoundError, match=r"^from the block$"), exclusive(tmp_path / "lock", "evenflow up"):
         raise FileNotFoundError("from the block")
 
 
