@@ -110,8 +110,8 @@ class Stream:
         return DONE
 
     def error(self, exc: BaseException, retryable: bool) -> bytes:
-        """The end of a stream that did not: no `[DONE]` may follow, it would hide the error from clients."""
-        return b"data: " + _json({"error": {**error_object(exc), "retryable": retryable}}) + b"\n\n"
+        """The end of a stream that did not."""
+        return error_event(exc, retryable=retryable)
 
     @staticmethod
     def comment(text: str) -> bytes:
@@ -132,6 +132,11 @@ class Stream:
         start = self._offsets.get(index, 0)
         self._offsets[index] = start + sum(len(token.token) for token in tokens)
         return _text_logprobs(tokens, start)
+
+
+def error_event(exc: BaseException, *, retryable: bool) -> bytes:
+    """An error in mid-stream: no `[DONE]` may follow, it would hide the error from clients."""
+    return b"data: " + _json({"error": {**error_object(exc), "retryable": retryable}}) + b"\n\n"
 
 
 def whole(  # noqa: PLR0917 -- the order is that of the JSON

@@ -7,11 +7,12 @@ from gateway.api import refused
 from gateway.api.ask import Ask
 from gateway.api.bodies import ChatBody, Message, Part, Tool, ToolCall, ToolChoice, chat_decoder
 from gateway.api.fields import INT32_MAX, LABEL_CHARS, TOP_LOGPROBS, between, common
-from gateway.api.parse import body_of, invalid, missing, unsupported
+from gateway.api.parse import body_of, invalid, missing, unsupported, wire_safe
 from shared.settings import LimitSettings
 
 TOOLS: Final = 128
 _ROLES: Final = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
+_PLAIN: Final = ("user", "system")
 _FUNCTION_NAME: Final = re.compile(r"[a-zA-Z0-9_.-]{1,64}")
 
 
@@ -39,8 +40,12 @@ def decode_chat(body: bytes, limits: LimitSettings) -> Ask:
 def _message(message: Message, index: int) -> dict[str, Any]:
     role = message.role
     content = message.content
-    # Almost every message is just this; the rest of the checks would cost more than the whole of decoding.
-    if content.__class__ is str and (role == "user" or role == "system") and message.name is None:  # noqa: PLR1714
+    # Almost every message is just this, and all that follows would cost more than decoding the body did.
+    if (
+        isinstance(content, str)
+        and role in _PLAIN
+        and message.name is message.tool_calls is message.function_call is message.audio is None
+    ):
         return {"role": role, "content": content}
     at = f"messages[{index}]"
     if role is None:
@@ -133,6 +138,7 @@ def _tool(tool: Tool, at: str) -> dict[str, Any]:
     for key in ("description", "parameters", "strict"):
         if (value := getattr(function, key)) is not None:
             plain[key] = value
+    wire_safe(plain, f"{at}.function.parameters")
     return {"type": "function", "function": plain}
 
 

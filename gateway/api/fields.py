@@ -3,7 +3,7 @@
 from typing import Any, Final, cast
 
 from gateway.api.bodies import Common, ResponseFormat
-from gateway.api.parse import invalid, missing, unsupported
+from gateway.api.parse import invalid, missing, unsupported, wire_safe
 from shared.settings import LimitSettings
 from shared.wire import Grammar, Sampling, ServiceClass
 
@@ -124,7 +124,7 @@ def grammar(form: ResponseFormat) -> Grammar | None:
         case "text":
             return None
         case "json_object" if form.schema is not None:
-            return Grammar(kind="json_schema", schema=form.schema)
+            return _schema(form.schema, "response_format.schema")
         case "json_object":
             return Grammar(kind="json_object")
         case "json_schema":
@@ -132,6 +132,11 @@ def grammar(form: ResponseFormat) -> Grammar | None:
                 raise missing("response_format.json_schema")
             if form.json_schema.schema is None:
                 raise missing("response_format.json_schema.schema")
-            return Grammar(kind="json_schema", schema=form.json_schema.schema)
+            return _schema(form.json_schema.schema, "response_format.json_schema.schema")
         case _:
             raise unsupported("response_format.type", "expected 'text', 'json_object' or 'json_schema'.")
+
+
+def _schema(schema: dict[str, Any], param: str) -> Grammar:
+    wire_safe(schema, param)
+    return Grammar(kind="json_schema", schema=schema)

@@ -32,14 +32,14 @@ def body_of(data: bytes, decoder: "msgspec.json.Decoder[B]", depth: int) -> B:
     _guard(data, depth)
     try:
         body = decoder.decode(data)
+        if b"\\u0000" in data:
+            _refuse_nul(data, body)
     except msgspec.ValidationError as fault:
         raise _explained(str(fault)) from None
     except msgspec.DecodeError as fault:
         raise _not_json(str(fault)) from None
     except RecursionError:
         raise _too_deep(depth) from None
-    if b"\\u0000" in data:
-        _refuse_nul(data, body)
     return body
 
 
@@ -88,6 +88,14 @@ def _nul_in(value: Any, path: str) -> str | None:
     else:
         return None
     return next((hit for hit in found if hit is not None), None)
+
+
+def wire_safe(value: Any, param: str) -> None:
+    """Refuse free-form JSON that the bus cannot carry: MessagePack has integers of 64 bits, JSON of any length."""
+    try:
+        msgspec.msgpack.encode(value)
+    except OverflowError:
+        raise invalid(param, "integers must fit in 64 bits.") from None
 
 
 def _too_deep(depth: int) -> InvalidRequestError:

@@ -14,6 +14,7 @@ from gateway.outcome import error_object
 from shared.errors import AuthenticationError, HttpError, MethodNotAllowedError, RateLimitError, UnavailableError
 
 PATIENCE_S: Final = 120.0
+LONGEST_S: Final = 366 * 86_400.0  # a header has no word for "never"
 
 Headers = list[tuple[bytes, bytes]]
 
@@ -42,7 +43,7 @@ def render(exc: BaseException, request_id: str) -> tuple[int, Headers, bytes]:
 
 def _wait_s(exc: HttpError) -> float | None:
     wait = exc.retry_after
-    return wait if wait is not None and math.isfinite(wait) else None
+    return None if wait is None or math.isnan(wait) else max(0.0, min(wait, LONGEST_S))
 
 
 def _can_help(exc: BaseException) -> bool:
