@@ -77,8 +77,9 @@ def run(
     options, terminal = options or UpOptions(), Terminal(out or sys.stdout)
     began = time.monotonic()
     try:
-        private_directory(options.state)
-        with exclusive(private_directory(Path(settings.nats.directory)) / "lock", "evenflow up"):
+        runs, bus = private_directory(options.state / "run"), private_directory(Path(settings.nats.directory))
+        # Two locks, as the two directories are two settings, and neither may have two owners.
+        with exclusive(bus / "lock", "evenflow up"), exclusive(runs / "lock", "evenflow up"):
             return asyncio.run(_Up(settings, options, parts or Parts(), terminal, began).run())
     except StartError as error:
         terminal.line(f"evenflow up: {error}")

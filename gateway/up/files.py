@@ -45,7 +45,8 @@ def private_directory(path: Path) -> Path:
         StartError: it cannot be made, or belongs to someone else.
     """
     try:
-        path.mkdir(mode=_PRIVATE_DIRECTORY, parents=True, exist_ok=True)
+        for missing in reversed([path, *path.parents]):
+            missing.mkdir(mode=_PRIVATE_DIRECTORY, exist_ok=True)  # `parents=True` would leave the upper ones open
         if stat.S_IMODE(path.stat().st_mode) != _PRIVATE_DIRECTORY:
             path.chmod(_PRIVATE_DIRECTORY)
     except OSError as error:
