@@ -3,6 +3,7 @@
 Format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md (little-endian, versions 2 and 3).
 """
 
+import codecs
 import hashlib
 import mmap
 import struct
@@ -169,6 +170,12 @@ class Vocabulary:
         """`text_bytes` as text; bytes that are no UTF-8 become U+FFFD."""
         return self.text_bytes(ids).decode("utf-8", "replace")
 
+    def whole(self, ids: Iterable[int]) -> bool:
+        """False if the text of `ids` ends inside a character."""
+        decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        decoder.decode(self.text_bytes(ids))
+        return not decoder.getstate()[0]
+
     @cached_property
     def _by_bytes(self) -> dict[bytes, list[int]]:
         table: dict[bytes, list[int]] = {}
@@ -180,6 +187,10 @@ class Vocabulary:
     @cached_property
     def _longest(self) -> int:
         return max(map(len, self._by_bytes), default=0)
+
+    def id_of(self, text: bytes) -> int | None:
+        """The ordinary token that stands for exactly these bytes."""
+        return next(iter(self._by_bytes.get(text, ())), None)
 
     def segment(self, text: bytes, count: int, last: int) -> tuple[int, ...] | None:
         """`count` ids that spell exactly `text`, the last of them `last`; long pieces first. None if there are none."""

@@ -283,7 +283,7 @@ class NullEngine:
 
 def _timings(ticket: Ticket) -> Timings:
     now = asyncio.get_running_loop().time()
-    begun = ticket.started_at if ticket.running else now
+    begun = ticket.started_at if ticket.state == "running" else now
     return Timings(queue_ms=(begun - ticket.queued_at) * 1000, decode_ms=(now - begun) * 1000)
 
 

@@ -29,7 +29,7 @@ def settle(turn: asyncio.Future[None]) -> None:
 class Ticket:
     """One request inside an engine. `interrupt` is set at most once; `wake` is called when that happens."""
 
-    __slots__ = ("_timer", "id", "interrupt", "queued_at", "running", "started_at", "wake")
+    __slots__ = ("_timer", "id", "interrupt", "queued_at", "started_at", "state", "wake")
 
     def __init__(self, request_id: str, now: float) -> None:
         self.id = request_id
@@ -37,7 +37,7 @@ class Ticket:
         self.wake: Callable[[], None] | None = None
         self.queued_at = now
         self.started_at = now
-        self.running = False
+        self.state: Literal["waiting", "running", "done"] = "waiting"
         self._timer: asyncio.TimerHandle | None = None
 
     def stop(self, why: Interrupt) -> None:
@@ -75,16 +75,12 @@ class Desk:
         self._line: deque[tuple[Ticket, asyncio.Future[None]]] = deque()
         self._empty: list[asyncio.Future[None]] = []
         self.running = 0
-
-    @property
-    def waiting(self) -> int:
-        """Requests that have no seat yet."""
-        return len(self._tickets) - self.running
+        self.waiting = 0
 
     @property
     def free(self) -> int:
         """Seats that a new request could take at once."""
-        return max(0, self._seats - len(self._tickets))
+        return max(0, self._seats - self.running - self.waiting)
 
     def enter(self, request: EngineRequest) -> Ticket:
         """Register a request; its deadline starts now. Raises EngineError if its id is in use."""
@@ -94,6 +90,7 @@ class Desk:
         ticket = Ticket(request.id, loop.time())
         ticket.arm(loop, request.deadline)
         self._tickets[request.id] = ticket
+        self.waiting += 1
         return ticket
 
     async def seat(self, ticket: Ticket) -> bool:
@@ -108,25 +105,30 @@ class Desk:
                 ticket.wake = None
                 self._line = deque(entry for entry in self._line if entry[0] is not ticket)
         if ticket.interrupt is not None:
-            self._call_next()
             return False
-        if not ticket.running:
+        if ticket.state == "waiting":
             self._take(ticket)
         return True
 
+    def vacate(self, ticket: Ticket) -> None:
+        """The engine is done with the request, though its reader may not be: the seat goes to the next. Idempotent."""
+        if ticket.state == "running":
+            self.running -= 1
+        elif ticket.state == "waiting":
+            self.waiting -= 1
+        ticket.state = "done"
+        self._call_next()
+
     def leave(self, ticket: Ticket) -> None:
-        """The request has ended: its seat goes to the next in line. Idempotent."""
+        """The request has ended and its reader knows. Idempotent."""
         ticket.disarm()
+        self.vacate(ticket)
         if self._tickets.get(ticket.id) is ticket:
             del self._tickets[ticket.id]
-            self.running -= ticket.running
-            ticket.running = False
-            self._call_next()
-            if not self._tickets:
-                for waiter in self._empty:
-                    if not waiter.done():
-                        waiter.set_result(None)
-                self._empty.clear()
+        if not self._tickets:
+            for waiter in self._empty:
+                settle(waiter)
+            self._empty.clear()
 
     def cancel(self, request_id: str) -> bool:
         """Interrupt one request; False if it is not here or has been interrupted before."""
@@ -150,8 +152,9 @@ class Desk:
         return not self._tickets
 
     def _take(self, ticket: Ticket) -> None:
-        ticket.running = True
+        ticket.state = "running"
         ticket.started_at = asyncio.get_running_loop().time()
+        self.waiting -= 1
         self.running += 1
 
     def _call_next(self) -> None:
