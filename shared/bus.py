@@ -106,7 +106,7 @@ class Bus:
         return int(self._client.max_payload)
 
     async def subscribe(self, subject: str, handler: Handler) -> None:
-        """Call `handler` for each message, in order. Its exceptions are logged and counted; the subscription lives on."""
+        """Call `handler` for each message, in order. What it raises is logged and counted; the rest still comes."""
 
         async def guarded(message: Msg) -> None:
             try:

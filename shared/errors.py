@@ -209,7 +209,7 @@ class SettingsError(EvenflowError):
 
 
 class StartError(EvenflowError):
-    """The machine is not as a start needs it: a port taken, a disk full, a second start. One line, fit for a terminal."""
+    """The machine is not as a start needs it: a port taken, a disk full, a second start. One line for a terminal."""
 
 
 class ProtocolError(EvenflowError):

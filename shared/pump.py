@@ -69,7 +69,7 @@ class Pump(Generic[T]):
             self._event.set()
 
     async def run(self) -> None:
-        """Until cancelled. An instruction that cannot be carried out is logged; the protocol's timers make up for it."""
+        """Until cancelled. An instruction that fails is logged; the protocol's own timers make up for it."""
         loop = asyncio.get_running_loop()
         while True:
             self._arm(loop)

@@ -1,12 +1,13 @@
 """Logs and metrics: structlog as JSON lines, OpenTelemetry metrics with a Prometheus reader.
 
-Every attribute and metric name stands here and nowhere else. GenAI names follow OpenTelemetry's semantic conventions for
-generative AI, kept as our own constants so that a change there is a change here. Neither prompts, answers nor keys are
+Every attribute and metric name stands here and nowhere else. GenAI names follow OpenTelemetry's semantic conventions,
+kept as our own constants so that a change there is a change here. Neither prompts, answers nor keys are
 ever logged; labels are bounded: models that exist, outcomes from a fixed list, never anything a client made up.
 """
 
 import logging
 import sys
+from collections.abc import MutableMapping
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +48,7 @@ def configure_logs(service: str, level: str = "info", directory: str = "") -> No
         structlog.processors.dict_tracebacks,
     ]
 
-    def stamp(_logger: Any, _method: str, event: dict[str, Any]) -> dict[str, Any]:
+    def stamp(_logger: Any, _method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
         event["service"] = service
         return event
 

@@ -5,8 +5,9 @@ gateway, waits for its slot, and then passes the engine's events to the protocol
 """
 
 import asyncio
+import contextlib
 import secrets
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 
 import msgspec
 import structlog
@@ -17,7 +18,8 @@ from shared.errors import EvenflowError, InvalidRequestError, ProtocolError
 from shared.protocol import Abort, Answer, Orphaned, SendFrame, Start, WorkerEnd
 from shared.pump import Pump
 from shared.settings import WorkerSettings
-from workers.announce import Announcer
+from workers.announce import Announcer, announcement
+from workers.core.admission import RefusedError, engine_request, refused
 from workers.core.lifecycle import Lifecycle
 from workers.core.slots import SlotTable
 from workers.engines.base import (
@@ -30,15 +32,15 @@ from workers.engines.base import (
     Finished,
     Prefilled,
     Started,
-    TooLong,
 )
+from workers.models import encode_input
 
 log = structlog.get_logger("node")
 
 Key = tuple[str, int]
-Encode = Callable[[wire.Job], Awaitable[list[int]]]
 
 _DRAIN_S = 25.0
+_LAST_WORDS_S = 2.0
 _WATCH_S = 0.5
 
 
@@ -52,33 +54,26 @@ class Running(msgspec.Struct, eq=False):
     job: wire.Job
     task: asyncio.Task[None] | None = None
     turn: asyncio.Event = msgspec.field(default_factory=asyncio.Event)
-    in_engine: bool = False
+    engine_id: str = ""  # set while the engine has it
     aborted: str = ""
     taken_at: float = 0.0
-
-    @property
-    def engine_id(self) -> str:
-        """The request's name inside the engine: unique, also when an attempt is repeated by another gateway epoch."""
-        return f"{self.job.gep}.{self.job.sid}"
 
 
 class Node:
     """One engine on the bus."""
 
-    def __init__(
-        self, settings: WorkerSettings, engine: Engine, bus: Bus, make_encoder: Callable[[Engine], Encode]
-    ) -> None:
+    def __init__(self, settings: WorkerSettings, spec: EngineSpec, engine: Engine, bus: Bus) -> None:
         self.settings = settings
+        self.spec = spec
         self.wid = settings.name
         self.wep = secrets.token_hex(8)
         self.life = Lifecycle()
         self.slots: SlotTable[Key] = SlotTable(settings.slots, settings.ahead)
         self.end = WorkerEnd(self.wid, self.wep)
         self.stopping = asyncio.Event()
+        self._moved = asyncio.Event()
         self._engine = engine
         self._bus = bus
-        self._make_encoder = make_encoder
-        self._encode: Encode | None = None
         self._capabilities: Capabilities | None = None
         self._running: dict[Key, Running] = {}
         self._pump: Pump[object] = Pump(self.end, self._carry_out, flush=self.end.flush, flush_at=self.end.flush_at)
@@ -88,7 +83,7 @@ class Node:
 
     # ------------------------------------------------------------------------------------------------------- life
 
-    async def run(self, spec: EngineSpec) -> None:
+    async def run(self) -> None:
         """Serve until `stopping` is set, then drain. Raises EngineError, ModelError or EngineStalledError."""
         await self._subscribe()
         async with asyncio.TaskGroup() as group:
@@ -97,7 +92,7 @@ class Node:
                 group.create_task(self._announcer.run(), name="announcer"),
             ]
             try:
-                await self._load(spec)
+                await self._load()
                 owned.append(group.create_task(self._watch(), name="watch"))
                 await self.stopping.wait()
                 await self._drain()
@@ -106,7 +101,7 @@ class Node:
                     task.cancel()
                 await self._engine.unload()
 
-    async def _load(self, spec: EngineSpec) -> None:
+    async def _load(self) -> None:
         self.life.to("loading", "loading the model")
         self._announcer.changed()
 
@@ -114,26 +109,28 @@ class Node:
             self.life.progress, self.life.reason = fraction, what
             self._announcer.changed()
 
-        self._capabilities = await self._engine.load(spec, progress)
+        self._capabilities = await self._engine.load(self.spec, progress)
         self.slots.slots = self._capabilities.slots
-        self._encode = self._make_encoder(self._engine)
         self.life.to("ready")
         self._announcer.changed()
-        log.info("worker_ready", worker=self.wid, model=spec.model, version=spec.version)
+        log.info("worker_ready", worker=self.wid, model=self.spec.model, version=self.spec.version)
 
     async def _drain(self) -> None:
         """Take nothing new, finish what runs (at most 25 s), then end the rest as retryable and send that too."""
         self.life.to("draining", "stopping")
         self._announcer.changed()
-        loop = asyncio.get_running_loop()
-        until = loop.time() + _DRAIN_S
-        while self._running and loop.time() < until:
-            await asyncio.sleep(0.02)
+        await self._quiet(_DRAIN_S)
         await self._engine.unload()
-        until = loop.time() + 2.0
-        while (self._running or self.end.open_count()) and loop.time() < until:
-            await asyncio.sleep(0.02)
+        await self._quiet(_LAST_WORDS_S)
         await self._announcer.announce()
+
+    async def _quiet(self, within_s: float) -> None:
+        """Until no job runs and everything was acknowledged, at most `within_s` seconds."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(within_s):
+                while self._running or self.end.open_count():
+                    self._moved.clear()
+                    await self._moved.wait()
 
     async def _watch(self) -> None:
         """Notice an engine that does not move or is dead; the supervisor restarts the process."""
@@ -141,7 +138,7 @@ class Node:
         while True:
             await asyncio.sleep(_WATCH_S)
             stats = self._engine.stats()
-            busy = any(running.in_engine for running in self._running.values())
+            busy = any(running.engine_id for running in self._running.values())
             if self.life.observe(loop.time(), stats.steps, busy) or not self._engine.healthy():
                 self.life.to("draining", "engine stalled")
                 for gid, sid in list(self._running):
@@ -152,6 +149,17 @@ class Node:
                 await self._announcer.announce()
                 await asyncio.sleep(0.1)
                 raise EngineStalledError(f"{self.wid}: the engine made no progress with {len(self._running)} requests")
+
+    async def _give_up(self, why: str) -> None:
+        """Tell every gateway that its requests failed, and end the process."""
+        log.error("engine_stalled", worker=self.wid, running=len(self._running))
+        self.life.to("draining", why)
+        for gid, sid in list(self._running):
+            self.end.fail(_now(), gid, sid, "engine_fault", why, retryable=True, usage=wire.Usage())
+        self._pump.poke()
+        await self._announcer.announce()
+        await self._quiet(_LAST_WORDS_S)
+        raise EngineStalledError(why)
 
     # --------------------------------------------------------------------------------------------------- from the bus
 
@@ -178,6 +186,7 @@ class Node:
 
     async def _on_credit(self, delivery: Delivery) -> None:
         self.end.credit(_now(), subjects.last(delivery.subject), _CREDIT.decode(delivery.data))
+        self._moved.set()
         await self._obey()
 
     async def _on_cancel(self, delivery: Delivery) -> None:
@@ -231,7 +240,7 @@ class Node:
         if running is None:
             return
         running.aborted = reason
-        if running.in_engine:
+        if running.engine_id:
             self._engine.cancel(running.engine_id)
         elif running.task is not None:
             running.task.cancel()
@@ -243,113 +252,58 @@ class Node:
         prompt_tokens = 0
         try:
             request = await self._take(key, running)
-            if request is None:
-                return
             prompt_tokens = len(request.prompt)
-            await self._await_turn(key, running)
-            running.in_engine = True
-            if running.aborted:  # it came between the turn and here
-                raise asyncio.CancelledError
-            await self._generate(key, running, request)
+            await self._await_turn(running)
+            if not running.aborted:
+                await self._generate(key, running, request)
+            else:  # the cancel came together with the turn
+                self.end.end(_now(), gid, sid, "cancelled", wire.Usage(prompt=prompt_tokens), wire.Timings())
+        except RefusedError as refusal:
+            self.end.answer(_now(), gid, sid, refusal.nack)
         except asyncio.CancelledError:
-            usage = wire.Usage(prompt=prompt_tokens)
-            self.end.end(_now(), gid, sid, "cancelled", usage, wire.Timings())
+            self.end.end(_now(), gid, sid, "cancelled", wire.Usage(prompt=prompt_tokens), wire.Timings())
         except Exception:
             log.exception("job_failed", aid=running.job.aid)
-            self._refuse(key, "internal", "the worker could not run this request")
-            self.end.fail(_now(), gid, sid, "engine_fault", "the worker failed", True, wire.Usage(prompt=prompt_tokens))
+            nack = wire.Nack(wep=self.wep, sid=sid, code="internal", message="the worker could not take this request")
+            self.end.answer(_now(), gid, sid, nack)  # counts only if nothing was answered yet
+            usage = wire.Usage(prompt=prompt_tokens)
+            self.end.fail(_now(), gid, sid, "engine_fault", "the worker failed", retryable=True, usage=usage)
         finally:
             self._running.pop(key, None)
             self.slots.release(key)
+            self._moved.set()
             self._let_in()
             self._announcer.changed()
             self._pump.poke()
 
-    async def _take(self, key: Key, running: Running) -> EngineRequest | None:
-        """Admit, tokenise and answer the gateway. None if the job was refused."""
-        job = running.job
-        gid, sid = key
-        if self.life.state != "ready" or self._encode is None or self._capabilities is None:
+    async def _take(self, key: Key, running: Running) -> EngineRequest:
+        """Admit, tokenise and answer the gateway. Raises RefusedError."""
+        job, sid, loaded = running.job, running.job.sid, self._capabilities
+        if self.life.state != "ready" or loaded is None:
             code: wire.NackCode = "draining" if self.life.state == "draining" else "busy"
-            return self._refuse(key, code, f"the worker is {self.life.state}")
-        if (job.model, job.version) != (self._capabilities.model, self._capabilities.version):
-            return self._refuse(key, "unknown_model", f"this worker serves {self._capabilities.model}")
+            raise refused(self.wep, sid, code, f"the worker is {self.life.state}")
+        if (job.model, job.version) != (loaded.model, loaded.version):
+            raise refused(self.wep, sid, "unknown_model", f"this worker serves {loaded.model}")
         ahead = self.slots.admit(key)
         if ahead is None:
-            return self._refuse(key, "busy", "every slot is taken")
+            raise refused(self.wep, sid, "busy", "every slot is taken")
         self._announcer.changed()
         try:
-            prompt = await self._encode(job)
+            prompt = await encode_input(job, loaded, self._engine.tokenizer)
         except InvalidRequestError as error:
-            return self._refuse(key, "bad_request", error.message, param=error.param or "", error_code=error.code or "")
-        request = self._engine_request(running, tuple(prompt))
-        if isinstance(request, TooLong):
-            return self._refuse(
-                key,
-                "too_large",
-                "the prompt and its completion are longer than the context",
-                prompt_tokens=request.prompt_tokens,
-                limit=request.context,
-            )
+            raise refused(
+                self.wep, sid, "bad_request", error.message, param=error.param or "", error_code=error.code or ""
+            ) from error
+        left_s = job.deadline_ms / 1000 - (_now() - running.taken_at)
+        request = engine_request(self.wep, job, prompt, loaded, left_s)
         accept = wire.Accept(
             wep=self.wep, sid=sid, prompt_tokens=len(prompt), ahead=ahead, max_tokens=request.max_tokens
         )
-        self.end.answer(_now(), gid, sid, accept)
+        self.end.answer(_now(), key[0], sid, accept)
         self._pump.poke()
         return request
 
-    def _engine_request(self, running: Running, prompt: tuple[int, ...]) -> EngineRequest | TooLong:
-        """The job in the engine's terms, with `max_tokens` filled in, or the counts that do not fit."""
-        capabilities = self._capabilities
-        assert capabilities is not None
-        job = running.job
-        room = capabilities.context - len(prompt)
-        if job.max_tokens is None:
-            max_tokens = min(room, capabilities.max_output)
-        else:
-            max_tokens = job.max_tokens
-        if max_tokens < 1 or max_tokens > room:
-            return TooLong(len(prompt), max(1, max_tokens), capabilities.context)
-        return EngineRequest(
-            id=running.engine_id,
-            prompt=prompt,
-            max_tokens=max_tokens,
-            stop=job.stop,
-            sampling=job.sampling,
-            seed=job.seed,
-            top_logprobs=job.logprobs,
-            grammar=job.grammar,
-            deadline=max(0.001, job.deadline_ms / 1000 - (_now() - running.taken_at)),
-            tenant=job.tenant,
-            resume=job.resume,
-        )
-
-    def _refuse(
-        self,
-        key: Key,
-        code: wire.NackCode,
-        message: str,
-        *,
-        param: str = "",
-        error_code: str = "",
-        prompt_tokens: int = 0,
-        limit: int = 0,
-    ) -> None:
-        gid, sid = key
-        nack = wire.Nack(
-            wep=self.wep,
-            sid=sid,
-            code=code,
-            message=message,
-            param=param,
-            error_code=error_code,
-            prompt_tokens=prompt_tokens,
-            limit=limit,
-        )
-        self.end.answer(_now(), gid, sid, nack)
-        self._pump.poke()
-
-    async def _await_turn(self, key: Key, running: Running) -> None:
+    async def _await_turn(self, running: Running) -> None:
         self._let_in()
         await running.turn.wait()
 
@@ -365,6 +319,7 @@ class Node:
     async def _generate(self, key: Key, running: Running, request: EngineRequest) -> None:
         gid, sid = key
         end, first = self.end, True
+        running.engine_id = request.id
         queued_ms = (_now() - running.taken_at) * 1000
         async for event in self._engine.submit(request):
             now = _now()
@@ -382,50 +337,15 @@ class Node:
                         queue_ms=queued_ms, prefill_ms=timings.prefill_ms, decode_ms=timings.decode_ms
                     )
                     end.end(now, gid, sid, reason, usage, timings)
-                case Failed(code, retryable, message, usage):
-                    end.fail(now, gid, sid, code, message, retryable, usage)
+                case Failed(code=code, retryable=retryable, message=message, usage=usage):
+                    end.fail(now, gid, sid, code, message, retryable=retryable, usage=usage)
                 case Started():
                     continue
             self._pump.poke()
 
-    # ------------------------------------------------------------------------------------------------- announcements
-
     def _announcement(self, n: int) -> wire.Ann:
-        """What the worker says of itself now."""
         stats = self._engine.stats() if self._capabilities is not None else None
-        versions: tuple[wire.Version, ...] = ()
-        device = wire.Device()
-        if self._capabilities is not None:
-            c = self._capabilities
-            versions = (
-                wire.Version(
-                    model=c.model,
-                    version=c.version,
-                    digest=c.digest,
-                    context=c.context,
-                    max_output=c.max_output,
-                    vocab_hash=c.vocab_hash,
-                    features=c.features,
-                ),
-            )
-            device = wire.Device(kind=c.device, runtime=c.runtime, kernel=c.kernel)
-        return wire.Ann(
-            wep=self.wep,
-            n=n,
-            state=self.life.state,
-            pool=self.settings.pool,
-            versions=versions,
-            slots=wire.Slots(
-                total=self.slots.slots, free=self.slots.free, prefill=self.slots.prefill, decode=self.slots.decode
-            ),
-            kv=wire.Kv(total=stats.kv_total, free=stats.kv_free) if stats else wire.Kv(),
-            speed=wire.Speed(prefill_tps=stats.prefill_tps, itl_ms=stats.itl_ms) if stats else wire.Speed(),
-            draft=stats.draft if stats else wire.Draft(),
-            queue=self.slots.waiting,
-            device=device,
-            reason=self.life.reason,
-            load_progress=self.life.progress,
-        )
+        return announcement(self, n, self.spec, self._capabilities, stats)
 
 
 _JOB = wire.decoder(wire.Job)

@@ -15,7 +15,7 @@ Item = tuple[int, tuple[Event, ...]]
 
 
 class Inbox:
-    """Events of one request, in order per choice."""
+    """Events of one request, in order per choice; one reader."""
 
     def __init__(self, limit_bytes: int, now: float) -> None:
         self.limit_bytes = limit_bytes
@@ -24,7 +24,14 @@ class Inbox:
         self.too_slow = False
         self._items: deque[Item] = deque()
         self._failure: Exception | None = None
+        self._accepted = False
+        self._nudged = False
         self._waiter: asyncio.Future[None] | None = None
+
+    @property
+    def full(self) -> bool:
+        """More than the bound lies here."""
+        return self.pending_bytes > self.limit_bytes
 
     def put(self, choice: int, events: tuple[Event, ...]) -> int:
         """Add events; returns by how many bytes the inbox grew. Never waits, never refuses."""
@@ -37,10 +44,10 @@ class Inbox:
         self._wake()
         return grown
 
-    @property
-    def full(self) -> bool:
-        """More than the bound lies here."""
-        return self.pending_bytes > self.limit_bytes
+    def accepted(self) -> None:
+        """A worker has taken the request: its status can go out."""
+        self._accepted = True
+        self._wake()
 
     def fail(self, error: Exception) -> None:
         """No more events will come: whoever reads gets `error` after what lies here. The first failure stands."""
@@ -48,25 +55,44 @@ class Inbox:
             self._failure = error
         self._wake()
 
-    async def take(self, now: float) -> list[Item]:
-        """Everything that lies here, at least one item. Raises what `fail` was given once nothing is left."""
+    def nudge(self) -> None:
+        """Let a waiting `take` return with nothing, so that its reader can keep the connection alive."""
+        if self._waiter is not None:
+            self._nudged = True
+            self._wake()
+
+    async def ready(self) -> None:
+        """Until there is something to say to the client. Raises what `fail` was given if that came first."""
+        while not self._accepted and not self._items:
+            if self._failure is not None:
+                raise self._failure
+            await self._wait()
+
+    async def take(self) -> list[Item]:
+        """Everything that lies here; empty only after a nudge. Raises what `fail` was given once nothing is left."""
         while not self._items:
             if self._failure is not None:
                 raise self._failure
-            self._waiter = asyncio.get_running_loop().create_future()
-            try:
-                await self._waiter
-            finally:
-                self._waiter = None
+            await self._wait()
+            if self._nudged:
+                self._nudged = False
+                break
         items = list(self._items)
         self._items.clear()
-        self.taken_at = now
         return items
 
-    def emptied(self) -> int:
-        """The bytes that `take` handed out since the last call, for the owner's books."""
+    def emptied(self, now: float) -> int:
+        """How many bytes were taken since the last call: the owner's books, and the client's sign of life."""
+        self.taken_at = now
         taken, self.pending_bytes = self.pending_bytes, 0
         return taken
+
+    async def _wait(self) -> None:
+        self._waiter = asyncio.get_running_loop().create_future()
+        try:
+            await self._waiter
+        finally:
+            self._waiter = None
 
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():

@@ -14,7 +14,7 @@ from gateway.core.fleet import Fleet
 from gateway.services.inbox import Inbox
 from shared import subjects, wire
 from shared.bus import NO_RESPONDERS, Bus, Delivery
-from shared.errors import ProtocolError, UpstreamError
+from shared.errors import BusError, HttpError, ProtocolError, UpstreamError
 from shared.protocol import (
     Accepted,
     Deliver,
@@ -37,12 +37,13 @@ _SWEEP_S = 1.0
 
 
 class Attempt(msgspec.Struct, eq=False):
-    """One job on one worker. `answer` resolves once; `received` counts tokens; `usage` comes with the terminal."""
+    """One job on one worker. `answer` resolves once; `received` counts tokens; the terminal brings exact usage."""
 
     sid: int
     wid: str
     wep: str
     aid: str
+    model: str
     choice: int
     inbox: Inbox
     payload: bytes
@@ -50,10 +51,8 @@ class Attempt(msgspec.Struct, eq=False):
     answer: "asyncio.Future[Answer]"
     accept: wire.Accept | None = None
     received: int = 0
-    prompt_seen: int = 0
     cancelling: bool = False
     terminal: wire.End | wire.Fail | None = None
-    on_terminal: Callable[["Attempt"], None] | None = None
 
 
 class Streams:
@@ -65,6 +64,7 @@ class Streams:
         self.end = GatewayEnd(gid, gep)
         self.buffered_bytes = 0
         self.freed: Callable[[], None] = lambda: None
+        self.ended: Callable[[Attempt], None] = lambda _attempt: None
         self._bus = bus
         self._fleet = fleet
         self._limits = limits
@@ -89,6 +89,11 @@ class Streams:
     def __len__(self) -> int:
         return len(self._attempts)
 
+    @property
+    def connected(self) -> bool:
+        """Our connection to the bus stands."""
+        return self._bus.connected
+
     # --------------------------------------------------------------------------------------------------- for the steps
 
     def inbox(self, on_overflow: Callable[[], None]) -> Inbox:
@@ -105,20 +110,31 @@ class Streams:
 
     def taken(self, inbox: Inbox) -> None:
         """Its reader has taken what lay there."""
-        self.buffered_bytes -= inbox.emptied()
+        self.buffered_bytes -= inbox.emptied(_now())
 
-    async def begin(
-        self, wid: str, job: Callable[[int], wire.Job], choice: int, inbox: Inbox, headers: dict[str, str] | None = None
+    def register(
+        self,
+        wid: str,
+        job: Callable[[int], wire.Job],
+        *,
+        size: int,
+        choice: int,
+        inbox: Inbox,
+        headers: dict[str, str] | None = None,
     ) -> Attempt:
-        """Register a stream, then publish its job. The caller has counted it in the fleet."""
+        """Register a stream on `wid`, which the caller has counted in the fleet. Its job goes out with `send`.
+
+        `job` makes the job for a stream id; `size` is about its length in bytes, which its accept deadline allows for.
+        """
         wep = self._fleet.workers[wid].ann.wep
-        sid = self.end.open(_now(), wid, 4096)
+        sid = self.end.open(_now(), wid, size)
         made = job(sid)
         attempt = Attempt(
             sid=sid,
             wid=wid,
             wep=wep,
             aid=made.aid,
+            model=made.model,
             choice=choice,
             inbox=inbox,
             payload=wire.encode(made),
@@ -126,12 +142,23 @@ class Streams:
             answer=asyncio.get_running_loop().create_future(),
         )
         self._attempts[sid] = attempt
-        await self._publish_job(attempt)
-        self._pump.poke()
+        self._pump.look()
         return attempt
 
+    async def send(self, attempt: Attempt) -> None:
+        """Publish the job. If the bus cannot take it now, the protocol's own repeat or deadline makes up for it."""
+        try:
+            await self._publish_job(attempt)
+        except BusError as error:
+            log.warning("job_not_sent", aid=attempt.aid, error=str(error))
+
+    def end_all(self, error: HttpError) -> None:
+        """Every open request gets `error` after what it already has."""
+        for inbox in list(self._inboxes):
+            inbox.fail(error)
+
     def cancel(self, attempt: Attempt, reason: str) -> None:
-        """Stop it at the worker. Its usage still arrives and is reported to `on_terminal`. Idempotent."""
+        """Stop it at the worker. Its usage still arrives and is reported to `ended`. Idempotent."""
         if attempt.terminal is None and not attempt.cancelling:
             attempt.cancelling = True
             self.end.cancel(_now(), attempt.sid, reason)
@@ -269,8 +296,7 @@ class Streams:
         if isinstance(last, wire.End | wire.Fail):
             attempt.terminal = last
             self._over(sid)
-            if attempt.on_terminal is not None:
-                attempt.on_terminal(attempt)
+            self.ended(attempt)
         if attempt.inbox.full or self.buffered_bytes > self._limits.all_buffers_bytes:
             self._relieve(attempt.inbox)
 
@@ -307,13 +333,20 @@ class Streams:
         inbox.fail(UpstreamError("The client took the answer too slowly.", code="client_too_slow"))
 
     async def _sweep(self) -> None:
-        """A socket without progress for `stalled_s` ends its request; after as long again the connection goes too."""
+        """A socket without progress for `stalled_s` ends its request; after as long again the connection goes too.
+
+        Requests that have heard nothing for a while are nudged, so that they can send a sign of life.
+        """
         while True:
             await asyncio.sleep(_SWEEP_S)
             now = _now()
             for inbox, overflow in list(self._inboxes.items()):
-                stalled = now - inbox.taken_at if inbox.pending_bytes else 0.0
-                if stalled > 2 * self._limits.stalled_s:
+                idle = now - inbox.taken_at
+                stalled = idle if inbox.pending_bytes else 0.0
+                if not stalled and idle > self._limits.comment_every_s:
+                    inbox.taken_at = now
+                    inbox.nudge()
+                elif stalled > 2 * self._limits.stalled_s:
                     overflow()
                 elif stalled > self._limits.stalled_s:
                     self._too_slow(inbox)

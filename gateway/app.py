@@ -1,0 +1,79 @@
+"""Composition root: a house becomes two Litestar applications, the tenants' door and the operators'."""
+
+from typing import Any
+
+import structlog
+from litestar import Litestar, Request, Response
+from litestar.di import Provide
+from litestar.exceptions import HTTPException, MethodNotAllowedException
+from litestar.exceptions import NotFoundException as LitestarNotFound
+
+from gateway.context import House
+from gateway.http import problems
+from gateway.http.health import health_routes, metrics
+from gateway.http.openai import chat_completions, completions, get_model, list_models
+from gateway.steps.accept import request_id
+from shared.errors import HttpError, InvalidRequestError, MethodNotAllowedError, NotFoundError
+
+log = structlog.get_logger("http")
+
+
+def tenant_app(house: House) -> Litestar:
+    """OpenAI's routes and the probes."""
+    gateway = house.settings.gateway
+    return _app(
+        house,
+        [
+            chat_completions,
+            completions,
+            list_models,
+            get_model,
+            *health_routes(gateway.health_path, gateway.ready_path),
+        ],
+    )
+
+
+def admin_app(house: House) -> Litestar:
+    """Metrics and probes."""
+    return _app(house, [metrics, *health_routes("/health", "/ready")])
+
+
+def _app(house: House, routes: list[Any]) -> Litestar:
+    return Litestar(
+        route_handlers=routes,
+        dependencies={"house": Provide(lambda: house, sync_to_thread=False)},
+        exception_handlers={Exception: _refuse},
+        openapi_config=None,
+        logging_config=None,
+        debug=False,
+    )
+
+
+def _refuse(request: Request[Any, Any, Any], error: Exception) -> Response[bytes]:
+    """Everything that goes wrong outside a journey, in OpenAI's shape."""
+    rid = request_id(request.headers.get("x-request-id"))
+    translated = _translate(request, error)
+    if not isinstance(translated, HttpError):
+        log.error("request_failed", request_id=rid, path=request.url.path, exc_info=error)
+    status, headers, body = problems.render(translated, rid)
+    plain = {
+        name.decode("latin-1"): value.decode("latin-1")
+        for name, value in headers
+        if name not in (b"content-length", b"content-type")
+    }
+    return Response(body, status_code=status, headers=plain, media_type="application/json")
+
+
+def _translate(request: Request[Any, Any, Any], error: Exception) -> Exception:
+    match error:
+        case MethodNotAllowedException():
+            allow = (error.headers or {}).get("Allow", "")
+            return MethodNotAllowedError(
+                f"{request.method} is not allowed here.", allow=tuple(m.strip() for m in allow.split(",") if m.strip())
+            )
+        case LitestarNotFound():
+            return NotFoundError("There is nothing at this path.", code="unknown_url")
+        case HTTPException() if error.status_code < 500:  # noqa: PLR2004
+            return InvalidRequestError(error.detail)
+        case _:
+            return error

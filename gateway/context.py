@@ -1,0 +1,98 @@
+"""What the steps of one request share: the exchange with the client, the house around it, and the request's own record.
+
+Below the steps, so that they need nothing from each other nor from the door.
+"""
+
+import asyncio
+from typing import Literal, Protocol
+
+import msgspec
+
+from gateway.api import Ask
+from gateway.core.concurrency import Concurrency
+from gateway.core.fleet import Fleet, Pool
+from gateway.services.inbox import Inbox
+from gateway.services.keyring import Keyring, Principal
+from gateway.services.meters import Meters
+from gateway.services.streams import Attempt, Streams
+from gateway.services.turnstile import Turnstile
+from shared.settings import Settings
+
+Endpoint = Literal["chat", "completion"]
+Headers = list[tuple[bytes, bytes]]
+
+
+class Exchange(Protocol):
+    """One HTTP request and its answer, as the steps see it."""
+
+    client: str
+    started: bool
+    gone: bool
+
+    def header(self, name: bytes) -> str | None:
+        """A request header by its lower-case name; None if it is absent or not text."""
+        ...
+
+    async def read_body(self, limit: int, within_s: float) -> bytes:
+        """The whole body. Raises PayloadTooLargeError past `limit`, DeadlineError, ClientGoneError."""
+        ...
+
+    async def start(self, status: int, headers: Headers) -> None:
+        """Send the status line and headers."""
+        ...
+
+    async def send(self, data: bytes) -> None:
+        """Send a piece of the body; waits while the client's socket is full."""
+        ...
+
+    async def finish(self, data: bytes = b"") -> None:
+        """Send the last piece."""
+        ...
+
+    def cancel_when_gone(self) -> None:
+        """From now on, cancel this task as soon as the client leaves."""
+        ...
+
+    def drop(self) -> None:
+        """Cancel this task as if the client had left."""
+        ...
+
+
+class House(msgspec.Struct, frozen=True, eq=False):
+    """Everything that requests share."""
+
+    settings: Settings
+    epoch: str
+    created: int
+    keyring: Keyring
+    fleet: Fleet
+    streams: Streams
+    turnstile: Turnstile
+    concurrency: Concurrency
+    meters: Meters
+    draining: asyncio.Event
+
+
+class Arrival(msgspec.Struct, frozen=True, kw_only=True):
+    """A request as its headers show it. `arrived` and `deadline` by the loop's clock, `created` in Unix seconds."""
+
+    request_id: str
+    endpoint: Endpoint
+    arrived: float
+    deadline: float
+    created: int
+    traceparent: str | None = None
+
+
+class Passage(msgspec.Struct, eq=False, kw_only=True):
+    """A request whose key and body are good, on its way; the later steps fill in the rest."""
+
+    arrival: Arrival
+    principal: Principal
+    ask: Ask
+    body_bytes: int
+    inbox: Inbox
+    pool: Pool = ("", "")
+    attempts: list[Attempt] = []
+    first_token_at: float | None = None
+    queued_s: float = 0.0

@@ -1,0 +1,124 @@
+"""The exchange over ASGI: bounded reads, sends that feel back-pressure, and a watch for the client's leaving.
+
+Plain ASGI handlers are never told that their client left while they wait for something else. Here a small task waits
+for `http.disconnect` and cancels the request, wherever it is: in the queue, before the first token, in mid-stream.
+"""
+
+import asyncio
+from typing import Any
+
+from gateway import journey
+from gateway.context import Endpoint, Headers, House
+from gateway.http import problems
+from gateway.steps.accept import request_id
+from shared.errors import ClientGoneError, DeadlineError, HttpError, PayloadTooLargeError
+
+Scope = Any
+Receive = Any
+Send = Any
+
+
+class AsgiExchange:
+    """`gateway.context.Exchange` over one ASGI request."""
+
+    def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self._headers: dict[bytes, bytes] = dict(scope["headers"])
+        self._receive = receive
+        self._send = send
+        self._watch: asyncio.Task[None] | None = None
+        self._served_by: asyncio.Task[Any] | None = None
+        self.client = scope["client"][0] if scope.get("client") else ""
+        self.started = False
+        self.gone = False
+
+    def header(self, name: bytes) -> str | None:
+        """A header as text; None if absent or not ASCII."""
+        value = self._headers.get(name)
+        if value is None or not value.isascii():
+            return None
+        return value.decode("ascii")
+
+    async def read_body(self, limit: int, within_s: float) -> bytes:
+        """The whole body, never more than `limit` bytes of it."""
+        parts: list[bytes] = []
+        size = 0
+        try:
+            async with asyncio.timeout(within_s):
+                while True:
+                    message = await self._receive()
+                    if message["type"] == "http.disconnect":
+                        raise ClientGoneError("the client left while sending its request")
+                    part = message.get("body", b"")
+                    size += len(part)
+                    if size > limit:
+                        raise PayloadTooLargeError(f"The request body is larger than {limit} bytes.")
+                    parts.append(part)
+                    if not message.get("more_body"):
+                        return b"".join(parts)
+        except TimeoutError:
+            raise DeadlineError(f"The request body did not arrive within {within_s:g} s.") from None
+
+    async def start(self, status: int, headers: Headers) -> None:
+        """Status and headers."""
+        self.started = True
+        await self._send({"type": "http.response.start", "status": status, "headers": headers})
+
+    async def send(self, data: bytes) -> None:
+        """A piece of the body."""
+        await self._send({"type": "http.response.body", "body": data, "more_body": True})
+
+    async def finish(self, data: bytes = b"") -> None:
+        """The last piece."""
+        await self._send({"type": "http.response.body", "body": data, "more_body": False})
+
+    def cancel_when_gone(self) -> None:
+        """Start the watch. The body must have been read: only `http.disconnect` can come now."""
+        self._served_by = asyncio.current_task()
+        self._watch = asyncio.get_running_loop().create_task(self._watch_for_leaving())
+
+    def drop(self) -> None:
+        """Treat the client as gone: the request's task is cancelled."""
+        self.gone = True
+        if self._served_by is not None:
+            self._served_by.cancel("the client left")
+
+    def close(self) -> None:
+        """The request is over: stop watching."""
+        if self._watch is not None:
+            self._watch.cancel()
+
+    async def _watch_for_leaving(self) -> None:
+        while (await self._receive())["type"] != "http.disconnect":
+            pass
+        self.drop()
+
+
+class Answering:
+    """An ASGI application that answers one request by sending it on its journey."""
+
+    def __init__(self, house: House, endpoint: Endpoint) -> None:
+        self._house = house
+        self._endpoint = endpoint
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve; what the journey raises before its first byte becomes an error answer."""
+        exchange = AsgiExchange(scope, receive, send)
+        rid = request_id(exchange.header(b"x-request-id"))
+        try:
+            await journey.run(self._house, exchange, self._endpoint, rid)
+        except ClientGoneError:
+            return
+        except HttpError as error:
+            await _refuse(exchange, error, rid)
+        except Exception as error:  # noqa: BLE001 -- the last line of defence; problems logs it
+            await _refuse(exchange, error, rid)
+        finally:
+            exchange.close()
+
+
+async def _refuse(exchange: AsgiExchange, error: Exception, rid: str) -> None:
+    if exchange.started:
+        raise error
+    status, headers, body = problems.render(error, rid)
+    await exchange.start(status, headers)
+    await exchange.finish(body)

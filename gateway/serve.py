@@ -1,0 +1,104 @@
+"""The server's shell: two listening sockets, uvicorn behind each, and an orderly end.
+
+uvicorn runs its shutdown hooks only after all streams have ended, so the drain is ours: on SIGTERM the gateway is not
+ready at once, new requests are sent away, running streams may finish within the grace, the rest end with an error.
+"""
+
+import asyncio
+import contextlib
+import signal
+import socket
+from collections.abc import Iterator, Sequence
+
+import structlog
+import uvicorn
+import uvloop
+from litestar import Litestar
+
+from gateway.app import admin_app, tenant_app
+from gateway.context import House
+from gateway.lifespan import opened
+from shared.errors import StartError, UnavailableError
+from shared.settings import Settings
+from shared.telemetry import configure_logs
+
+log = structlog.get_logger("serve")
+
+_LAST_WORDS_S = 2.0
+
+
+def run(settings: Settings) -> None:
+    """Serve until SIGTERM or SIGINT. Raises StartError, BusError or StoreError if it cannot begin."""
+    configure_logs(settings.gateway.name, settings.telemetry.log_level, settings.telemetry.log_directory)
+    uvloop.run(serve(settings))
+
+
+async def serve(settings: Settings) -> None:
+    """The same inside a running loop."""
+    gateway, admin = settings.gateway, settings.admin
+    with _listen(gateway.host, gateway.port) as tenants, _listen(admin.host, admin.port) as operators:
+        async with opened(settings) as house:
+            servers = [_server(tenant_app(house), settings), _server(admin_app(house), settings)]
+            async with asyncio.TaskGroup() as group:
+                group.create_task(servers[0].serve([tenants]), name="tenants' door")
+                group.create_task(servers[1].serve([operators]), name="operators' door")
+                group.create_task(_until_told(house, servers), name="signals")
+
+
+async def _until_told(house: House, servers: Sequence[uvicorn.Server]) -> None:
+    loop = asyncio.get_running_loop()
+    told = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, told.set)
+    await told.wait()
+    house.draining.set()
+    log.info("draining", in_flight=house.meters.in_flight)
+    await _quiet(house, house.settings.gateway.shutdown_grace_s)
+    house.streams.end_all(
+        UnavailableError("The gateway is shutting down.", code="draining", retry_after=1, retryable=True)
+    )
+    await _quiet(house, _LAST_WORDS_S)
+    for server in servers:
+        server.should_exit = True
+
+
+async def _quiet(house: House, within_s: float) -> None:
+    """Until no request is in flight, at most `within_s` seconds."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(within_s):
+            await house.meters.idle()
+
+
+class _Server(uvicorn.Server):
+    """uvicorn without its own signal handlers."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Signals are ours."""
+        yield
+
+
+def _server(app: Litestar, settings: Settings) -> _Server:
+    return _Server(
+        uvicorn.Config(
+            app,
+            http="httptools",
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            timeout_keep_alive=max(1, int(settings.gateway.keepalive_s)),
+            timeout_graceful_shutdown=1,
+            limit_concurrency=settings.gateway.max_connections,
+            backlog=2048,
+        )
+    )
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        return socket.create_server((host, port), family=family, backlog=2048)
+    except OSError as error:
+        raise StartError(f"cannot listen on {host}:{port}: {error.strerror or error}") from error

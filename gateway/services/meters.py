@@ -1,0 +1,132 @@
+"""Owner of the gateway's metrics: recorded once per request, read from the fleet when somebody scrapes.
+
+Nothing here runs per token.
+"""
+
+import asyncio
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+
+from opentelemetry.metrics import CallbackOptions, Observation
+
+from gateway.core.concurrency import Concurrency
+from gateway.core.fleet import Fleet, WorkerView
+from gateway.services.streams import Attempt, Streams
+from gateway.services.turnstile import Turnstile
+from shared import telemetry
+from shared.telemetry import Metrics
+from shared.wire import End
+
+_STATES = ("starting", "loading", "ready", "draining", "gone")
+
+
+class Meters:
+    """The instruments."""
+
+    def __init__(self, metrics: Metrics) -> None:
+        self._metrics = metrics
+        self.in_flight = 0
+        self._idle = asyncio.Event()
+        self._idle.set()
+        meter = metrics.meter
+        self._requests = meter.create_counter("evenflow.requests", description="requests by model and outcome")
+        self._duration = meter.create_histogram(telemetry.REQUEST_DURATION, unit="s")
+        self._ttft = meter.create_histogram(telemetry.TIME_TO_FIRST_TOKEN, unit="s")
+        self._tpot = meter.create_histogram(telemetry.TIME_PER_OUTPUT_TOKEN, unit="s")
+        self._queue = meter.create_histogram(telemetry.QUEUE_SECONDS, unit="s")
+        self._tokens = meter.create_counter(telemetry.TOKENS, description="tokens by model and kind")
+
+    @contextmanager
+    def flight(self) -> Iterator[None]:
+        """Count one request while it runs."""
+        self.in_flight += 1
+        self._idle.clear()
+        try:
+            yield
+        finally:
+            self.in_flight -= 1
+            if not self.in_flight:
+                self._idle.set()
+
+    async def idle(self) -> None:
+        """Until no request is in flight."""
+        await self._idle.wait()
+
+    def finished(self, model: str, outcome: str, seconds: float, ttft: float | None, queued: float) -> None:
+        """One request is over. `model` must be one that exists; times in seconds."""
+        labels = {telemetry.MODEL: model, telemetry.OUTCOME: outcome}
+        self._requests.add(1, labels)
+        self._duration.record(seconds, labels)
+        if ttft is not None:
+            self._ttft.record(ttft, {telemetry.MODEL: model})
+        self._queue.record(queued, {telemetry.MODEL: model})
+
+    def ended(self, attempt: Attempt) -> None:
+        """One attempt is over, perhaps after its client had left: its worker's own count of tokens."""
+        terminal, model = attempt.terminal, attempt.model
+        if terminal is None:
+            return
+        usage = terminal.usage
+        decode_s = terminal.timings.decode_ms / 1000 if isinstance(terminal, End) else 0.0
+        for kind, count in (
+            ("prompt", usage.prompt),
+            ("cached", usage.cached),
+            ("completion", usage.completion),
+            ("draft_accepted", usage.accepted),
+            ("draft_proposed", usage.proposed),
+        ):
+            if count:
+                self._tokens.add(count, {telemetry.MODEL: model, "kind": kind})
+        if usage.completion > 1 and decode_s > 0:
+            self._tpot.record(decode_s / (usage.completion - 1), {telemetry.MODEL: model})
+
+    def scrape(self) -> bytes:
+        """Prometheus' text format."""
+        return self._metrics.scrape()
+
+    def watch(self, fleet: Fleet, streams: Streams, turnstile: Turnstile, concurrency: Concurrency) -> None:
+        """Register the gauges that are read on a scrape."""
+        meter = self._metrics.meter
+
+        def gauge(name: str, read: Callable[[], float], unit: str = "") -> None:
+            meter.create_observable_gauge(name, [lambda _options: [Observation(read())]], unit=unit)
+
+        gauge("evenflow.requests.in_flight", lambda: self.in_flight)
+        gauge("evenflow.queue.length", lambda: len(turnstile.line))
+        gauge("evenflow.streams.open", lambda: len(streams))
+        gauge("evenflow.streams.held", concurrency.held)
+        gauge("evenflow.streams.buffered", lambda: streams.buffered_bytes, "By")
+        counters = streams.end.counters
+        for name in counters.__struct_fields__:
+            meter.create_observable_counter(f"evenflow.protocol.{name}", [_reader(counters, name)])
+
+        def per_worker(name: str, read: Callable[[WorkerView], float], unit: str = "") -> None:
+            def observe(_options: CallbackOptions) -> Iterable[Observation]:
+                return [Observation(read(view), {telemetry.WORKER: view.wid}) for view in fleet.workers.values()]
+
+            meter.create_observable_gauge(name, [observe], unit=unit)
+
+        per_worker("evenflow.worker.slots", lambda v: v.ann.slots.total)
+        per_worker("evenflow.worker.slots.free", lambda v: v.ann.slots.free)
+        per_worker("evenflow.worker.slots.prefill", lambda v: v.ann.slots.prefill)
+        per_worker("evenflow.worker.slots.decode", lambda v: v.ann.slots.decode)
+        per_worker("evenflow.worker.queue", lambda v: v.ann.queue)
+        per_worker("evenflow.worker.in_flight", lambda v: v.ours)
+        per_worker("evenflow.worker.kv.total", lambda v: v.ann.kv.total)
+        per_worker("evenflow.worker.kv.free", lambda v: v.ann.kv.free)
+        per_worker("evenflow.worker.prefill.speed", lambda v: v.ann.speed.prefill_tps)
+        per_worker("evenflow.worker.draft.proposed", lambda v: v.ann.draft.proposed)
+        per_worker("evenflow.worker.draft.accepted", lambda v: v.ann.draft.accepted)
+        per_worker("evenflow.worker.tokens_per_step", lambda v: v.ann.draft.tokens_per_step)
+
+        def states(_options: CallbackOptions) -> Iterable[Observation]:
+            for view in fleet.workers.values():
+                now = "gone" if view.gone else view.ann.state
+                for state in _STATES:
+                    yield Observation(int(state == now), {telemetry.WORKER: view.wid, telemetry.STATE: state})
+
+        meter.create_observable_gauge("evenflow.worker.state", [states])
+
+
+def _reader(counters: object, name: str) -> Callable[[CallbackOptions], Iterable[Observation]]:
+    return lambda _options: [Observation(getattr(counters, name))]

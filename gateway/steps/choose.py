@@ -1,0 +1,48 @@
+"""Step 4: which version does the model's name mean, whose turn is it, and which worker takes it?"""
+
+from gateway.api import lacks, needs
+from gateway.context import House, Passage
+from gateway.core.fleet import Pool
+from gateway.core.line import Ticket
+from shared.errors import InvalidRequestError, NotFoundError, UnavailableError
+
+
+def resolve(house: House, passage: Passage) -> Pool:
+    """Fill in the pool. Raises NotFoundError, UnavailableError, or InvalidRequestError for what the model cannot do."""
+    ask = passage.ask
+    alias = next((entry for entry in house.settings.models if entry.name == ask.model), None)
+    model = (alias.model if alias else "") or ask.model
+    version = (alias.version if alias else "") or house.fleet.newest(model)
+    if version is None and alias is None:
+        raise NotFoundError(
+            f"The model '{ask.model}' does not exist or you do not have access to it.",
+            code="model_not_found",
+            param="model",
+        )
+    pool = (model, version or "")
+    ready = house.fleet.ready(pool)
+    if not ready:
+        raise UnavailableError(
+            f"No worker serves the model '{ask.model}' now.", code="no_worker", retry_after=2, retryable=True
+        )
+    missing = needs(ask) - frozenset().union(*(v.features for v in ready))
+    if missing:
+        raise lacks(ask, missing)
+    most = min(alias.max_output if alias and alias.max_output else 1 << 40, max(v.max_output for v in ready))
+    if ask.max_tokens is not None and ask.max_tokens > most:
+        raise InvalidRequestError(
+            f"max_tokens is too large: {ask.max_tokens}. This model supports at most {most} completion tokens.",
+            param="max_tokens",
+        )
+    passage.pool = pool
+    return pool
+
+
+def ticket(house: House, passage: Passage, now: float) -> Ticket:
+    """One choice's place in the line."""
+    return house.turnstile.ticket(passage.pool, passage.principal.tenant_id, now)
+
+
+async def turn(house: House, ticket: Ticket, *, again: bool) -> str:
+    """Wait for a fair turn; the worker that takes it, already counted. Raises what the turnstile raises."""
+    return await house.turnstile.turn(ticket, again=again)

@@ -1,0 +1,72 @@
+"""Step 5: send the job and wait for the worker's word."""
+
+import asyncio
+from typing import NamedTuple
+
+from gateway.context import House, Passage
+from gateway.core.line import Ticket
+from gateway.outcome import from_nack
+from gateway.services.streams import Attempt
+from shared import wire
+
+
+class AttemptName(NamedTuple):
+    """Which attempt at which choice of a request."""
+
+    choice: int
+    attempt: int
+
+
+_ELSEWHERE = frozenset({"busy", "draining", "unknown_model"})
+
+
+async def dispatch(house: House, passage: Passage, ticket: Ticket, wid: str, name: AttemptName) -> Attempt | None:
+    """The accepted attempt, or None if the request should ask for another turn. Raises what a final refusal means."""
+    traceparent = passage.arrival.traceparent
+    attempt = house.streams.register(
+        wid,
+        lambda sid: _job(house, passage, sid, name),
+        size=passage.body_bytes,
+        choice=name.choice,
+        inbox=passage.inbox,
+        headers={"traceparent": traceparent} if traceparent else None,
+    )
+    passage.attempts.append(attempt)
+    await house.streams.send(attempt)
+    answer = await attempt.answer
+    if isinstance(answer, wire.Accept):
+        return attempt
+    passage.attempts.remove(attempt)
+    if answer is None:
+        ticket.avoid |= {wid}
+        return None
+    if answer.code in _ELSEWHERE:
+        house.fleet.refused(asyncio.get_running_loop().time(), wid)
+        house.turnstile.look_later()
+        return None
+    raise from_nack(answer, passage.ask)
+
+
+def _job(house: House, passage: Passage, sid: int, name: AttemptName) -> wire.Job:
+    ask = passage.ask
+    left_s = passage.arrival.deadline - asyncio.get_running_loop().time()
+    return wire.Job(
+        gep=house.epoch,
+        sid=sid,
+        aid=f"{passage.arrival.request_id}.{name.choice}.{name.attempt}",
+        tenant=passage.principal.tenant_id,
+        model=passage.pool[0],
+        version=passage.pool[1],
+        kind=ask.kind,
+        input=ask.input,
+        tools=ask.tools,
+        sampling=ask.sampling,
+        stop=ask.stop,
+        max_tokens=ask.max_tokens,
+        # Choices of one request differ, and a seed makes the whole request repeatable.
+        seed=None if ask.seed is None else (ask.seed + name.choice) & 0xFFFFFFFF,
+        logprobs=ask.logprobs,
+        grammar=ask.grammar,
+        deadline_ms=max(1, int(left_s * 1000)),
+        service_class=ask.service_class,
+    )

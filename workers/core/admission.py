@@ -1,0 +1,50 @@
+"""From a job to what the engine is asked, or to the reason why not. Pure."""
+
+from shared.wire import Job, Nack, NackCode
+from workers.engines.base import Capabilities, EngineRequest
+
+
+class RefusedError(Exception):
+    """This worker does not take the job; `nack` says why."""
+
+    def __init__(self, nack: Nack) -> None:
+        super().__init__(nack.message)
+        self.nack = nack
+
+
+def refused(wep: str, sid: int, code: NackCode, message: str, *, param: str = "", error_code: str = "") -> RefusedError:
+    """The refusal of one job."""
+    return RefusedError(Nack(wep=wep, sid=sid, code=code, message=message, param=param, error_code=error_code))
+
+
+def engine_request(wep: str, job: Job, prompt: list[int], capabilities: Capabilities, left_s: float) -> EngineRequest:
+    """The job in the engine's terms: `max_tokens` filled in with all that the context and the model allow.
+
+    Raises RefusedError (too_large, with both counts in tokens) if prompt + max_tokens does not fit the context.
+    """
+    room = capabilities.context - len(prompt)
+    max_tokens = min(room, capabilities.max_output) if job.max_tokens is None else job.max_tokens
+    if not 1 <= max_tokens <= room:
+        raise RefusedError(
+            Nack(
+                wep=wep,
+                sid=job.sid,
+                code="too_large",
+                message="the prompt and its completion are longer than the context",
+                prompt_tokens=len(prompt),
+                limit=capabilities.context,
+            )
+        )
+    return EngineRequest(
+        id=f"{job.gep}.{job.sid}",  # unique also when another gateway epoch counts from one again
+        prompt=tuple(prompt),
+        max_tokens=max_tokens,
+        stop=job.stop,
+        sampling=job.sampling,
+        seed=job.seed,
+        top_logprobs=job.logprobs,
+        grammar=job.grammar,
+        deadline=max(0.001, left_s),
+        tenant=job.tenant,
+        resume=job.resume,
+    )
