@@ -7,6 +7,8 @@ from sqlalchemy import event
 from sqlalchemy.engine import Connection, make_url
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
+from shared.errors import StoreError
+
 BUSY_TIMEOUT_MS = 10_000
 WRITES = "evenflow_writes"
 """Execution option of a connection that will write."""
@@ -21,10 +23,18 @@ def sqlite_file(url: str) -> Path | None:
 
 
 def new_engine(url: str) -> AsyncEngine:
-    """An engine for `url`; opens no connection yet."""
+    """An engine for `url`; opens no connection yet.
+
+    Raises:
+        StoreError: If the database's driver is not installed.
+    """
+    try:
+        # The ping notices a connection that a database server or a firewall has dropped since it was last used.
+        engine = create_async_engine(url, pool_size=2, pool_pre_ping=sqlite_file(url) is None)
+    except ModuleNotFoundError as error:
+        raise StoreError(f"store.url needs the package {error.name}: install evenflow[postgres]") from error
     if sqlite_file(url) is None:
-        return create_async_engine(url, pool_size=2, pool_pre_ping=True)
-    engine = create_async_engine(url, pool_size=2)
+        return engine
     event.listen(engine.sync_engine, "connect", _prepare_sqlite)
     event.listen(engine.sync_engine, "begin", _begin_sqlite)
     return engine

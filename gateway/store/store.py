@@ -168,13 +168,13 @@ class Store:
         Raises:
             UnknownRecordError: If there is no such key.
         """
-        async with self._change() as connection:
+        async with self._read() as connection:
             row = await _one_key(connection, key, tenant)
-            if row.revoked_at is not None:
-                return row
-            await connection.execute(
-                update(schema.keys).where(schema.keys.c.id == row.id).values(revoked_at=self._now_ms())
-            )
+        if row.revoked_at is not None:
+            return row
+        live = (schema.keys.c.id == row.id) & schema.keys.c.revoked_at.is_(None)
+        async with self._change() as connection:
+            await connection.execute(update(schema.keys).where(live).values(revoked_at=self._now_ms()))
             return await _one_key(connection, row.id, None)
 
     async def tenants(self) -> tuple[TenantRow, ...]:

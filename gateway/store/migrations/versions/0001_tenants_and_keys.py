@@ -46,7 +46,7 @@ def upgrade() -> None:
         sa.Column("one", sa.Integer(), autoincrement=False, nullable=False),
         sa.Column("number", sa.BigInteger(), nullable=False),
         sa.PrimaryKeyConstraint("one", name="pk_revision"),
-        sa.CheckConstraint("one = 1", name="ck_revision_single"),
+        sa.CheckConstraint("one = 1", name="single"),
     )
     identity_table = op.create_table(
         "identity",
@@ -54,7 +54,7 @@ def upgrade() -> None:
         sa.Column("store_id", sa.String(36), nullable=False),
         sa.Column("pepper_check", sa.LargeBinary(32)),
         sa.PrimaryKeyConstraint("one", name="pk_identity"),
-        sa.CheckConstraint("one = 1", name="ck_identity_single"),
+        sa.CheckConstraint("one = 1", name="single"),
     )
     op.bulk_insert(revision_table, [{"one": 1, "number": 0}])
     op.bulk_insert(identity_table, [{"one": 1, "store_id": str(uuid.uuid4())}])

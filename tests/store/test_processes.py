@@ -1,0 +1,129 @@
+"""Several real processes that open the same store, and make the same pepper, at the same moment."""
+
+import asyncio
+import json
+import subprocess
+import sys
+
+import msgspec
+import pytest
+
+from gateway.store import migrate as migrating
+from gateway.store.engine import new_engine
+from gateway.store.migrate import migrate
+from gateway.store.pepper import read_pepper
+from gateway.store.store import Store
+from shared.errors import SettingsError, StoreError
+
+PROCESSES = 4
+OPEN = """
+import asyncio, json, sys, time
+import msgspec
+from gateway.store.store import Store
+from shared.settings import Settings
+settings = msgspec.json.decode(sys.argv[1], type=Settings)
+async def main():
+    import alembic.command  # not what is raced for
+    print("here", flush=True)
+    sys.stdin.readline()
+    store = await Store.open(settings)
+    await store.create_tenant(sys.argv[2])
+    key, secret = await store.create_key(sys.argv[2], "k")
+    print(json.dumps([store.store_id, store.pepper.hex(), await store.revision()]), flush=True)
+    await store.close()
+asyncio.run(main())
+"""
+
+
+def race(settings):
+    encoded = msgspec.json.encode(settings).decode()
+    children = [
+        subprocess.Popen(
+            [sys.executable, "-W", "error", "-c", OPEN, encoded, f"t{i}"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for i in range(PROCESSES)
+    ]
+    try:
+        for child in children:
+            assert child.stdout.readline() == "here\n", child.stderr.read()
+        for child in children:
+            child.stdin.write("go\n")
+            child.stdin.flush()
+        results = [child.communicate(timeout=60) for child in children]
+    finally:
+        for child in children:
+            child.kill()
+            child.wait()
+    for child, (_, errors) in zip(children, results, strict=True):
+        assert child.returncode == 0, errors
+    return [json.loads(output) for output, _ in results]
+
+
+@pytest.mark.parametrize("_again", range(3))
+async def test_processes_that_open_a_new_store_at_once_agree(settings, _again):
+    results = await asyncio.to_thread(race, settings)
+    assert len({store_id for store_id, _, _ in results}) == 1
+    assert len({pepper for _, pepper, _ in results}) == 1
+    store = await Store.open(settings)
+    assert await store.revision() == 2 * PROCESSES
+    assert len((await store.snapshot()).credentials) == PROCESSES
+    await store.close()
+
+
+async def test_migrating_waits_for_the_lock(settings, tmp_path, monkeypatch):
+    """With the lock held elsewhere nothing is migrated; the wait ends with a clear error."""
+    monkeypatch.setattr(migrating, "LOCK_WAIT_S", 0.0)
+    lock = tmp_path / "new" / "store.db.lock"
+    lock.parent.mkdir()
+    hold = (
+        "import fcntl, sys\nfile = open(sys.argv[1], 'ab')\nfcntl.flock(file, fcntl.LOCK_EX)\n"
+        "print('held', flush=True)\nsys.stdin.read()"
+    )
+    command = [sys.executable, "-c", hold, str(lock)]
+    holder = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    try:
+        assert await asyncio.to_thread(holder.stdout.readline) == b"held\n"
+        engine = new_engine(settings.store.url)
+        with pytest.raises(StoreError, match="another process has held"):
+            await migrate(engine)
+        await engine.dispose()
+        assert not (tmp_path / "new" / "store.db").exists()
+    finally:
+        holder.communicate(timeout=30)
+
+
+def test_the_pepper_is_private_random_and_kept(tmp_path):
+    path = tmp_path / "deep" / "pepper"
+    pepper = read_pepper(path, create=True)
+    assert len(pepper) == 32
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert path.parent.stat().st_mode & 0o777 == 0o700
+    assert read_pepper(path, create=True) == pepper == read_pepper(path, create=False)
+    assert list(path.parent.iterdir()) == [path]
+    assert read_pepper(tmp_path / "other", create=True) != pepper
+
+
+def test_the_pepper_that_was_linked_first_wins(tmp_path, monkeypatch):
+    path = tmp_path / "pepper"
+    monkeypatch.setattr(type(path), "exists", lambda _: False)  # the other process comes right after the look
+    path.write_bytes(b"w" * 32)
+    assert read_pepper(path, create=True) == b"w" * 32
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_pepper_that_cannot_be_used(tmp_path):
+    with pytest.raises(SettingsError, match=r"^store\.pepper_file: .*must exist"):
+        read_pepper(tmp_path / "none", create=False)
+    (tmp_path / "short").write_bytes(b"x" * 31)
+    with pytest.raises(SettingsError, match="holds 31 bytes"):
+        read_pepper(tmp_path / "short", create=True)
+    (tmp_path / "directory").mkdir()
+    with pytest.raises(SettingsError, match="cannot use"):
+        read_pepper(tmp_path / "directory", create=True)
+    (tmp_path / "file").write_bytes(b"")
+    with pytest.raises(SettingsError, match="cannot use"):
+        read_pepper(tmp_path / "file" / "pepper", create=True)

@@ -1,0 +1,231 @@
+import asyncio
+import sqlite3
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+
+from gateway.core.keys import display, fingerprint, well_formed
+from gateway.store.store import Store
+from shared.errors import ConflictError, InvalidRecordError, SettingsError, StoreError, UnknownRecordError
+
+DAY_MS = 86_400_000
+
+
+def database(settings):
+    return Path(settings.store.url.removeprefix("sqlite+aiosqlite:///"))
+
+
+async def test_a_tenant_and_its_key(store, clock):
+    tenant = await store.create_tenant("acme", max_streams=7)
+    assert (tenant.name, tenant.created_at, tenant.disabled_at, tenant.max_streams) == ("acme", clock.now, None, 7)
+    assert await store.tenants() == (tenant,)
+    key, secret = await store.create_key("acme", "laptop", expires_at=clock.now + DAY_MS)
+    assert well_formed(secret)
+    assert (key.tenant_id, key.tenant_name, key.name, key.display) == (tenant.id, "acme", "laptop", display(secret))
+    assert (key.created_at, key.expires_at, key.revoked_at) == (clock.now, clock.now + DAY_MS, None)
+    assert await store.keys() == (key,)
+    snapshot = await store.snapshot()
+    (credential,) = snapshot.credentials
+    assert credential.hash == fingerprint(store.pepper, secret)
+    assert (credential.key_id, credential.tenant_id, credential.max_streams) == (key.id, tenant.id, 7)
+
+
+async def test_the_key_itself_is_nowhere_on_disk(store, settings):
+    await store.create_tenant("acme")
+    _, secret = await store.create_key("acme", "k")
+    files = list(database(settings).parent.parent.rglob("*"))
+    assert any(file.suffix == ".db" for file in files)
+    assert not any(secret[9:].encode() in file.read_bytes() for file in files if file.is_file())
+
+
+async def test_two_keys_differ(store):
+    await store.create_tenant("acme")
+    secrets = {(await store.create_key("acme", f"k{i}"))[1] for i in range(5)}
+    assert len(secrets) == 5
+
+
+async def test_names_are_taken_once(store):
+    await store.create_tenant("acme")
+    await store.create_tenant("other")
+    before = await store.revision()
+    with pytest.raises(ConflictError, match="tenant named acme"):
+        await store.create_tenant("acme")
+    await store.create_key("acme", "k")
+    await store.create_key("other", "k")
+    with pytest.raises(ConflictError, match="revoke it first"):
+        await store.create_key("acme", "k")
+    assert await store.revision() == before + 2
+    await store.revoke_key("k", tenant="acme")
+    await store.create_key("acme", "k")
+    assert len(await store.keys("acme")) == 2
+
+
+@pytest.mark.parametrize("name", ["", "A", "-a", "a b", "a" * 64, "ä", "a\n"])
+async def test_names_are_checked(store, name):
+    await store.create_tenant("acme")
+    with pytest.raises(InvalidRecordError, match="tenant name"):
+        await store.create_tenant(name)
+    with pytest.raises(InvalidRecordError, match="key name"):
+        await store.create_key("acme", name)
+
+
+async def test_values_are_checked(store, clock):
+    with pytest.raises(InvalidRecordError, match="at least 1"):
+        await store.create_tenant("acme", max_streams=0)
+    await store.create_tenant("acme")
+    with pytest.raises(InvalidRecordError, match="expire"):
+        await store.create_key("acme", "k", expires_at=clock.now)
+
+
+async def test_what_does_not_exist_is_named(store):
+    with pytest.raises(UnknownRecordError, match="no tenant 'acme'"):
+        await store.create_key("acme", "k")
+    with pytest.raises(UnknownRecordError, match="no tenant 'acme'"):
+        await store.keys("acme")
+    with pytest.raises(UnknownRecordError, match="no key 'k'"):
+        await store.revoke_key("k")
+    await store.create_tenant("acme")
+    with pytest.raises(UnknownRecordError, match="no key 'k' of tenant acme"):
+        await store.revoke_key("k", tenant="acme")
+    assert await store.revision() == 1
+
+
+async def test_revoking(store, clock):
+    await store.create_tenant("acme")
+    key, _ = await store.create_key("acme", "k")
+    clock.now += 5
+    revoked = await store.revoke_key(key.id)
+    assert revoked == replace(key, revoked_at=clock.now)
+    clock.now += 5
+    revision = await store.revision()
+    assert await store.revoke_key(key.id) == revoked
+    assert await store.revision() == revision
+    assert await store.keys() == (revoked,)
+    assert (await store.snapshot()).credentials == ()
+
+
+async def test_a_key_of_another_tenant_is_not_revoked_by_its_name(store):
+    await store.create_tenant("acme")
+    await store.create_tenant("other")
+    key, _ = await store.create_key("other", "k")
+    for name in ("k", key.id):
+        with pytest.raises(UnknownRecordError):
+            await store.revoke_key(name, tenant="acme")
+
+
+async def test_a_disabled_tenant_has_no_credentials(store, clock):
+    tenant = await store.create_tenant("acme")
+    await store.create_key("acme", "k")
+    disabled = await store.set_tenant_disabled("acme", disabled=True)
+    assert disabled.disabled_at == clock.now
+    clock.now += 1
+    assert (await store.set_tenant_disabled(tenant.id, disabled=True)).disabled_at == disabled.disabled_at
+    assert (await store.snapshot()).credentials == ()
+    assert (await store.set_tenant_disabled("acme", disabled=False)).disabled_at is None
+    assert len((await store.snapshot()).credentials) == 1
+
+
+async def test_every_change_bumps_the_revision(store):
+    seen = [await store.revision()]
+
+    async def note():
+        seen.append(await store.revision())
+
+    await store.create_tenant("acme")
+    await note()
+    await store.create_key("acme", "k")
+    await note()
+    await store.revoke_key("k", tenant="acme")
+    await note()
+    await store.set_tenant_disabled("acme", disabled=True)
+    await note()
+    assert seen == [0, 1, 2, 3, 4]
+    assert (await store.snapshot()).revision == 4
+
+
+async def test_a_change_that_fails_bumps_nothing_and_leaves_nothing(store, settings):
+    await store.create_tenant("acme")
+    with sqlite3.connect(database(settings)) as other:
+        other.execute("CREATE TRIGGER no BEFORE INSERT ON keys BEGIN SELECT RAISE(FAIL, 'not today'); END")
+    other.close()
+    with pytest.raises(StoreError):
+        await store.create_key("acme", "k")
+    assert await store.revision() == 1
+    assert await store.keys() == ()
+
+
+async def test_a_snapshot_sees_one_moment(store, settings):
+    """A change between the two reads of a snapshot is in neither: the revision is that of the keys."""
+    await store.create_tenant("acme")
+    await store.create_key("acme", "k")
+    async with store._read() as connection:
+        number = (await connection.exec_driver_sql("SELECT number FROM revision")).scalar_one()
+        other = await Store.open(settings)
+        await other.revoke_key("k", tenant="acme")
+        await other.close()
+        live = (await connection.exec_driver_sql("SELECT count(*) FROM keys WHERE revoked_at IS NULL")).scalar_one()
+    assert (number, live) == (2, 1)
+    assert (await store.snapshot()).revision == 3
+
+
+async def test_writers_wait_for_each_other(store, settings):
+    other = await Store.open(settings)
+    await store.create_tenant("acme")
+    await asyncio.gather(*(s.create_key("acme", f"{n}-{i}") for i in range(10) for n, s in enumerate((store, other))))
+    await other.close()
+    assert await store.revision() == 21
+    assert len(await store.keys()) == 20
+
+
+async def test_reopening_keeps_everything(store, settings):
+    await store.create_tenant("acme")
+    key, _ = await store.create_key("acme", "k")
+    await store.close()
+    again = await Store.open(settings)
+    assert (again.store_id, again.pepper) == (store.store_id, store.pepper)
+    assert await again.keys() == (key,)
+    await again.close()
+
+
+async def test_a_wrong_pepper_is_noticed_once_there_are_keys(store, settings):
+    pepper = Path(settings.store.pepper_file)
+    await store.close()
+    pepper.write_bytes(b"x" * 32)
+    second = await Store.open(settings)
+    await second.create_tenant("acme")
+    await second.create_key("acme", "k")
+    await second.close()
+    pepper.write_bytes(b"y" * 32)
+    with pytest.raises(StoreError, match="not the one that the keys in this store were made with"):
+        await Store.open(settings)
+    pepper.write_bytes(b"x" * 32)
+    await (await Store.open(settings)).close()
+
+
+async def test_prod_makes_no_pepper(settings):
+    prod = replace(settings, profile="prod")
+    with pytest.raises(SettingsError, match=r"store\.pepper_file: .*must exist"):
+        await Store.open(prod)
+    assert not database(settings).exists()
+
+
+async def test_a_store_that_cannot_be_opened_says_where(settings, tmp_path):
+    (tmp_path / "store.db").mkdir()
+    blocked = replace(settings, store=replace(settings.store, url=f"sqlite+aiosqlite:///{tmp_path}/store.db"))
+    with pytest.raises(StoreError, match=r"store\.db: unable to open"):
+        await Store.open(blocked)
+
+
+async def test_garbage_in_place_of_the_database(settings):
+    database(settings).parent.mkdir()
+    database(settings).write_bytes(b"not a database" * 1000)
+    with pytest.raises(StoreError, match="not a database"):
+        await Store.open(settings)
+
+
+async def test_an_error_shows_no_password(settings):
+    away = replace(settings, store=replace(settings.store, url="postgresql+asyncpg://me:hunter2@127.0.0.1:1/x"))
+    with pytest.raises(StoreError) as caught:
+        await Store.open(away)
+    assert "hunter2" not in str(caught.value)
