@@ -44,7 +44,10 @@ def _message(message: Message, index: int) -> dict[str, Any]:
     if (
         isinstance(content, str)
         and role in _PLAIN
-        and message.name is message.tool_calls is message.function_call is message.audio is None
+        and message.name is None
+        and message.tool_calls is None
+        and message.function_call is None
+        and message.audio is None
     ):
         return {"role": role, "content": content}
     at = f"messages[{index}]"

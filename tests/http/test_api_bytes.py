@@ -58,6 +58,13 @@ def test_what_is_not_json_is_invalid_json(body):
     assert (error.status, error.code, error.param) == (400, "invalid_json", None)
 
 
+def test_common_slips_are_told_apart():
+    assert "the body is empty" in fault(b"").message
+    assert "byte order mark" in fault(b"\xef\xbb\xbf{}").message
+    assert "invalid UTF-8 (byte 9)" in fault(b'{"user":"\xff"}').message
+    assert "trailing characters" in fault(HEAD + b"} {}").message
+
+
 @pytest.mark.parametrize("body", [b"[]", b"null", b"3", b'"model"', b"true"])
 def test_the_top_level_is_an_object(body):
     error = fault(body)
@@ -153,6 +160,7 @@ def depth_of(value):
 
 @given(values, st.integers(0, 5))
 @example([['"\\', "\\\\", '\\"[['], [[]]], 1)
+@example(["\\", "[[["], 1)
 def test_the_depth_check_agrees_with_a_parser(value, limit):
     data = json.dumps(value).encode()
     assert _deeper_than(data, limit) == (depth_of(value) > limit)
