@@ -124,11 +124,11 @@ class Node:
         await self._quiet(_LAST_WORDS_S)
         await self._announcer.announce()
 
-    async def _quiet(self, within_s: float) -> None:
-        """Until no job runs and everything was acknowledged, at most `within_s` seconds."""
+    async def _quiet(self, within_s: float, *, of_jobs: bool = True) -> None:
+        """Until no job runs and every terminal was acknowledged, at most `within_s` seconds."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(within_s):
-                while self._running or self.end.open_count():
+                while (of_jobs and self._running) or self.end.open_count():
                     self._moved.clear()
                     await self._moved.wait()
 
@@ -140,15 +140,7 @@ class Node:
             stats = self._engine.stats()
             busy = any(running.engine_id for running in self._running.values())
             if self.life.observe(loop.time(), stats.steps, busy) or not self._engine.healthy():
-                self.life.to("draining", "engine stalled")
-                for gid, sid in list(self._running):
-                    self.end.fail(
-                        loop.time(), gid, sid, "engine_stalled", "the engine made no progress", True, wire.Usage()
-                    )
-                self._pump.poke()
-                await self._announcer.announce()
-                await asyncio.sleep(0.1)
-                raise EngineStalledError(f"{self.wid}: the engine made no progress with {len(self._running)} requests")
+                await self._give_up("the engine made no progress")
 
     async def _give_up(self, why: str) -> None:
         """Tell every gateway that its requests failed, and end the process."""
@@ -158,7 +150,7 @@ class Node:
             self.end.fail(_now(), gid, sid, "engine_fault", why, retryable=True, usage=wire.Usage())
         self._pump.poke()
         await self._announcer.announce()
-        await self._quiet(_LAST_WORDS_S)
+        await self._quiet(_LAST_WORDS_S, of_jobs=False)
         raise EngineStalledError(why)
 
     # --------------------------------------------------------------------------------------------------- from the bus
