@@ -109,8 +109,9 @@ class Stream:
         """The end of a stream that went well."""
         return DONE
 
-    def error(self, exc: BaseException, retryable: bool) -> bytes:
-        """The end of a stream that did not."""
+    @staticmethod
+    def error(exc: BaseException, retryable: bool) -> bytes:
+        """The end of a stream that did not go well: see `error_event`."""
         return error_event(exc, retryable=retryable)
 
     @staticmethod

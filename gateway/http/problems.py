@@ -6,9 +6,11 @@ through it, hours if need be.
 """
 
 import math
+import traceback
 from typing import Final
 
 import msgspec
+import structlog
 
 from gateway.outcome import error_object
 from shared.errors import AuthenticationError, HttpError, MethodNotAllowedError, RateLimitError, UnavailableError
@@ -16,11 +18,13 @@ from shared.errors import AuthenticationError, HttpError, MethodNotAllowedError,
 PATIENCE_S: Final = 120.0
 LONGEST_S: Final = 366 * 86_400.0  # a header has no word for "never"
 
+_logger = structlog.get_logger("evenflow.http")
+
 Headers = list[tuple[bytes, bytes]]
 
 
 def render(exc: BaseException, request_id: str) -> tuple[int, Headers, bytes]:
-    """Status, headers and body for `exc`. Anything but an HttpError is a 500 that tells nothing of its cause."""
+    """Status, headers and body for `exc`. Anything but an HttpError is a 500 that keeps its cause for the log."""
     body = msgspec.json.encode({"error": error_object(exc)})
     headers: Headers = [
         (b"content-type", b"application/json"),
@@ -29,6 +33,7 @@ def render(exc: BaseException, request_id: str) -> tuple[int, Headers, bytes]:
         (b"x-should-retry", b"true" if _can_help(exc) else b"false"),
     ]
     if not isinstance(exc, HttpError):
+        _log(exc, request_id)
         return HttpError.status, headers, body
     wait = _wait_s(exc)
     if wait is not None:
@@ -39,6 +44,12 @@ def render(exc: BaseException, request_id: str) -> tuple[int, Headers, bytes]:
     if isinstance(exc, AuthenticationError):
         headers.append((b"www-authenticate", b"Bearer"))
     return exc.status, headers, body
+
+
+def _log(exc: BaseException, request_id: str) -> None:
+    """Which error and where, but not its message: that may quote what the client sent, and prompts are never logged."""
+    where = traceback.format_tb(exc.__traceback__)
+    _logger.error("unexpected error", request_id=request_id, error=type(exc).__name__, where=where)
 
 
 def _wait_s(exc: HttpError) -> float | None:

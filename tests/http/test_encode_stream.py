@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from openai.types import Completion
 from openai.types.chat import ChatCompletionChunk
 
-from gateway.encode import LOWEST, Stream, merge
+from gateway.encode import LOWEST, Stream, error_event, merge
 from shared.errors import UpstreamError
 from shared.wire import TokenLogprob, TopLogprob, Usage
 
@@ -164,6 +164,7 @@ def test_an_error_says_whether_to_try_again_and_nothing_of_our_insides():
             "retryable": True,
         }
     }
+    assert out.error(UpstreamError("m"), retryable=False) == error_event(UpstreamError("m"), retryable=False)
     assert b"secret" not in out.error(KeyError("secret"), retryable=False)
 
 

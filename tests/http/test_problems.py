@@ -8,6 +8,7 @@ import openai
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from structlog.testing import capture_logs
 
 from gateway.api import Ask
 from gateway.http.problems import LONGEST_S, PATIENCE_S, render
@@ -126,6 +127,20 @@ def test_what_went_wrong_inside_stays_inside(exc):
     assert status == 500
     assert b"secret" not in body
     assert json.loads(body)["error"]["message"]
+
+
+def test_what_went_wrong_inside_is_logged_without_what_the_client_sent():
+    try:
+        {}["my secret prompt"]
+    except KeyError as caught:
+        error = caught
+    with capture_logs() as logs:
+        render(error, "req-7")
+        render(InvalidRequestError("m"), "req-8")
+    [line] = logs
+    assert (line["log_level"], line["request_id"], line["error"]) == ("error", "req-7", "KeyError")
+    assert "test_problems.py" in line["where"][-1]
+    assert "prompt" not in str({**line, "where": ""})
 
 
 NACKS = [
