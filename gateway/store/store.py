@@ -213,12 +213,10 @@ class Store:
         async with self._transaction(writing(self._engine)) as connection:
             row = (await connection.execute(select(schema.identity.c.store_id, schema.identity.c.pepper_check))).one()
             used = (await connection.execute(select(schema.keys.c.id).limit(1))).first() is not None
-            if row.pepper_check is None or not used:
+            if row.pepper_check is None or not hmac.compare_digest(row.pepper_check, mine):
+                if row.pepper_check is not None and used:
+                    raise StoreError(f"the pepper in {pepper_file} is not the one that the keys here were made with")
                 await connection.execute(update(schema.identity).values(pepper_check=mine))
-            elif not hmac.compare_digest(row.pepper_check, mine):
-                raise StoreError(
-                    f"the pepper in {pepper_file} is not the one that the keys in this store were made with"
-                )
             self.store_id = str(row.store_id)
 
     @contextlib.asynccontextmanager

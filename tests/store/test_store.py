@@ -6,6 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from gateway.core.keys import display, fingerprint, well_formed
+from gateway.store.engine import writing
 from gateway.store.store import Store
 from shared.errors import ConflictError, InvalidRecordError, SettingsError, StoreError, UnknownRecordError
 
@@ -178,6 +179,17 @@ async def test_writers_wait_for_each_other(store, settings):
     assert len(await store.keys()) == 20
 
 
+async def test_a_transaction_that_will_write_holds_the_lock_from_its_start(store, settings):
+    """Taken later, after a read, the lock could not be waited for."""
+    with sqlite3.connect(database(settings), timeout=0) as other:
+        async with store._transaction(writing(store._engine)) as connection:
+            await connection.exec_driver_sql("SELECT number FROM revision")
+            with pytest.raises(sqlite3.OperationalError, match="locked"):
+                other.execute("BEGIN IMMEDIATE")
+        other.execute("BEGIN IMMEDIATE")
+    other.close()
+
+
 async def test_reopening_keeps_everything(store, settings):
     await store.create_tenant("acme")
     key, _ = await store.create_key("acme", "k")
@@ -197,7 +209,7 @@ async def test_a_wrong_pepper_is_noticed_once_there_are_keys(store, settings):
     await second.create_key("acme", "k")
     await second.close()
     pepper.write_bytes(b"y" * 32)
-    with pytest.raises(StoreError, match="not the one that the keys in this store were made with"):
+    with pytest.raises(StoreError, match="not the one that the keys here were made with"):
         await Store.open(settings)
     pepper.write_bytes(b"x" * 32)
     await (await Store.open(settings)).close()

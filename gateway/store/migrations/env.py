@@ -7,6 +7,5 @@ from gateway.store.schema import metadata
 context.configure(
     connection=context.config.attributes["connection"],
     target_metadata=metadata,
-    transactional_ddl=True,
 )
 context.run_migrations()
