@@ -88,6 +88,7 @@ def _server(app: Litestar, settings: Settings) -> _Server:
             log_config=None,
             access_log=False,
             server_header=False,
+            proxy_headers=False,
             timeout_keep_alive=max(1, int(settings.gateway.keepalive_s)),
             timeout_graceful_shutdown=1,
             limit_concurrency=settings.gateway.max_connections,

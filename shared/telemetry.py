@@ -20,6 +20,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 
 MODEL = "gen_ai.request.model"
 OUTCOME = "outcome"
+KIND = "kind"
 WORKER = "worker"
 STATE = "state"
 
