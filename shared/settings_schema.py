@@ -55,7 +55,7 @@ def describe(kind: inspect.Type) -> str:
             return "a number" if low is None else f"a number above {low:g}"
         case inspect.StrType(pattern=pattern, min_length=shortest):
             if pattern is not None:
-                return f"text like {pattern}"
+                return f"text like `{pattern}`"
             return "text" if not shortest else "text, not empty"
         case inspect.StructType():
             return "a table"

@@ -8,7 +8,9 @@ from gateway.core.keys import fingerprint, new_key
 from gateway.services import keyring as keyrings
 from gateway.services.keyring import Keyring, Principal
 from gateway.store.rows import CredentialRow, Snapshot
+from gateway.store.store import Store
 from shared.errors import AuthenticationError, StoreError
+from shared.settings import Settings, StoreSettings
 
 PEPPER = b"p" * 32
 NOW_S = 1_700_000_000.0
@@ -246,6 +248,26 @@ async def test_a_task_that_died_is_replaced(keyring, source, sleeper, how, logs)
         assert (keyring.revision, watch.stale_since) == (2, None)
     died = [e for e in logs if e["event"] == "keyring.watch_died"]
     assert [e["log_level"] for e in died] == ["error"]
+
+
+async def test_a_key_revoked_by_another_process_is_refused_after_the_next_poll(tmp_path, sleeper, clock):
+    files = StoreSettings(url=f"sqlite+aiosqlite:///{tmp_path}/store.db", pepper_file=str(tmp_path / "pepper"))
+    here, there = [await Store.open(Settings(store=files)) for _ in range(2)]
+    try:
+        await there.create_tenant("acme", max_streams=2)
+        row, secret = await there.create_key("acme", "k")
+        keyring = Keyring(here.pepper, clock)
+        async with keyring.watch(here, sleep=sleeper):
+            asleep = await sleeper.fall_asleep()
+            assert keyring.check(secret) == Principal(row.tenant_id, "acme", row.id, 2)
+            await there.revoke_key(row.id)
+            asleep.set()
+            await sleeper.fall_asleep()
+            with pytest.raises(AuthenticationError):
+                keyring.check(secret)
+    finally:
+        await here.close()
+        await there.close()
 
 
 async def test_closing_ends_the_task_for_good(keyring, source, sleeper, logs):
