@@ -44,14 +44,15 @@ class Stack:
             "EVENFLOW_ADMIN__PORT": str(self.admin_port),
             **{f"EVENFLOW_{name.upper()}": value for name, value in self.settings.items()},
         }
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "gateway.cli", "up", "--no-answer"],
-            cwd=self.directory,
-            env={**environ, "PYTHONPATH": str(ROOT)},
-            stdin=subprocess.DEVNULL,
-            stdout=(self.directory / "up.out").open("wb"),
-            stderr=subprocess.STDOUT,
-        )
+        with (self.directory / "up.out").open("wb") as out:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "gateway.cli", "up", "--no-answer"],
+                cwd=self.directory,
+                env={**environ, "PYTHONPATH": str(ROOT)},
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=subprocess.STDOUT,
+            )
         until = time.monotonic() + UP_S
         while time.monotonic() < until:
             if self.process.poll() is not None:
