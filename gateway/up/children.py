@@ -3,11 +3,14 @@
 import sys
 from collections.abc import Mapping
 
+from gateway.core.restarts import EX_CONFIG, RestartPolicy
 from gateway.up.process import ChildSpec
 from shared.settings import Settings
 
 # A child that ends by itself within its own grace is never killed by ours.
 _MARGIN_S = 5.0
+# Exit status of the command `evenflow` for settings or flags that cannot work.
+_EX_SETTINGS = 2
 
 
 def workers(settings: Settings, environment: Mapping[str, str]) -> list[ChildSpec]:
@@ -28,6 +31,7 @@ def gateway(settings: Settings, environment: Mapping[str, str]) -> ChildSpec:
     """Return the gateway, which drains for up to `shutdown_grace_s` after SIGTERM."""
     return ChildSpec(
         name="gateway",
+        policy=RestartPolicy(final=frozenset({EX_CONFIG, _EX_SETTINGS})),
         group="gateway",
         command=_python("gateway.cli", "gateway"),
         environment=environment,

@@ -33,6 +33,20 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True):
         return (self.completion_tokens - 1) / rest_s if self.completion_tokens > 1 and rest_s > 0 else None
 
 
+class _Worker(msgspec.Struct):
+    name: str = "worker"
+    state: str = ""
+    reason: str = ""
+    progress: float = 0.0
+
+
+class _NotReady(msgspec.Struct):
+    """The body of a `/ready` that is not 200."""
+
+    missing: list[str] = []
+    workers: list[_Worker] = []
+
+
 def base_url(settings: Settings) -> str:
     """Return where a client on this machine finds the tenants' door."""
     host = settings.gateway.host
@@ -134,20 +148,19 @@ async def _events(response: httpx.Response) -> AsyncIterator[dict[str, Any]]:
 
 
 def _phase(response: httpx.Response) -> str:
-    """Put a not-ready answer into words: its JSON says why, per worker where it knows."""
+    """Put a not-ready answer into words: `missing` names what lacks, `workers` how far each is."""
     try:
-        body = msgspec.json.decode(response.content)
-    except msgspec.DecodeError:
+        body = msgspec.json.decode(response.content, type=_NotReady)
+    except msgspec.MsgspecError:
         return f"the gateway answers {response.status_code}"
-    return _words(body) if isinstance(body, dict) else f"the gateway answers {response.status_code}"
+    missing = f"waiting for: {', '.join(body.missing)}" if body.missing else "not ready"
+    return "; ".join([missing, *map(_worker, body.workers)])
 
 
-def _words(body: dict[str, Any]) -> str:
-    said = [str(body[name]) for name in ("status", "reason", "message") if isinstance(body.get(name), str)]
-    workers = body.get("workers")
-    if isinstance(workers, list):
-        said += [" ".join(str(value) for value in worker.values()) for worker in workers if isinstance(worker, dict)]
-    return ": ".join(said) or "not ready"
+def _worker(worker: "_Worker") -> str:
+    share = f" {worker.progress * 100:.0f} %" if worker.state == "loading" else ""
+    reason = f" ({worker.reason})" if worker.reason else ""
+    return f"{worker.name} {worker.state}{share}{reason}"
 
 
 def _why(body: bytes) -> str:

@@ -24,7 +24,8 @@ GATEWAY = """
         def log_message(self, *_): pass
         def do_GET(self):
             ready = self.path == "/ready" and pathlib.Path("worker-up").exists()
-            body = json.dumps({"status": "loading", "reason": "no worker yet"}).encode()
+            worker = {"name": "w1", "state": "loading", "models": [], "reason": "", "progress": 0.25}
+            body = json.dumps({"status": "not ready", "missing": ["worker"], "workers": [worker]}).encode()
             self.send_response(200 if ready else 503); self.send_header("content-length", len(body))
             self.end_headers(); self.wfile.write(body)
         def do_POST(self):
@@ -118,7 +119,7 @@ def test_an_empty_directory_becomes_a_served_answer_and_a_signal_a_clean_end(up,
     state = tmp_path / ".evenflow"
     assert "A river is \N{REPLACEMENT CHARACTER}[31mwater." in said  # an answer cannot steer the terminal
     assert "(9 prompt + 2 completion tokens, first after" in said
-    assert "loading: no worker yet" in said
+    assert "... waiting for: worker; w1 loading 25 % (" in said
     assert "$(cat .evenflow/demo.key)" in said
     assert (mode(state), mode(state / "admin.password")) == (0o700, 0o600)
     assert json.loads((state / "log" / "gateway.log").read_text()) == {"event": "gateway", "nats": "nats://evenflow:"}
@@ -189,7 +190,7 @@ def test_a_refused_first_answer_is_told_and_serving_goes_on(up):
 
 def test_a_signal_before_anything_is_ready_ends_cleanly(up, tmp_path):
     process = up(worker="import signal; signal.pause()")
-    read_until(process, "no worker yet")
+    read_until(process, "w1 loading")
     process.send_signal(signal.SIGTERM)
     assert process.wait(30) == 0
     assert children(tmp_path) == {}

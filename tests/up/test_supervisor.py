@@ -115,7 +115,8 @@ async def test_a_child_that_ignores_sigterm_is_killed_after_its_grace_with_all_i
     child = family.start(spec("w1", STUBBORN, grace_s=0.1))
     await eventually(lambda: "up" in printed(child))
     grandchild = int(printed(child).split()[-1])
-    await family.stop()
+    async with asyncio.timeout(20):
+        await family.stop()
     assert child.pid is None
     assert "w1 did not end in time; killing it" in family.said
     await eventually(lambda: gone(grandchild))
@@ -224,7 +225,7 @@ async def test_leftovers_of_a_killed_run_are_ended_before_the_next_but_reused_pi
             (tmp_path / "w2.json").write_text('{"pid": ')
             reaper = asyncio.to_thread(old.wait)
             assert await end_leftovers(tmp_path, patience_s=0.1) == ["nats"]
-            assert await reaper == -signal.SIGKILL
+            assert await asyncio.wait_for(reaper, 20) == -signal.SIGKILL
             assert stranger.poll() is None
             assert not list(tmp_path.glob("*.json"))
         finally:
