@@ -80,9 +80,11 @@ def grammar_problem(grammar: Grammar) -> str | None:
         return _pattern_problem(grammar.schema)
     try:
         text = msgspec.json.encode(grammar.schema)
+        return _schema_problem(text)
+    except RecursionError:
+        return "response_format: the schema is nested too deeply"
     except (TypeError, msgspec.MsgspecError) as error:
         return f"response_format: the schema is no JSON value ({error})"
-    return _schema_problem(text)
 
 
 def _pattern_problem(pattern: Any) -> str | None:
@@ -101,9 +103,9 @@ def _schema_problem(text: bytes) -> str | None:
     try:
         kind = validator_for(schema, default=jsonschema.Draft202012Validator)
         kind.check_schema(schema)
-    except (jsonschema.SchemaError, RecursionError) as error:
-        where = "/".join(map(str, getattr(error, "absolute_path", ()))) or "(root)"
-        return f"response_format: the schema is wrong at {where}: {getattr(error, 'message', 'nested too deeply')}"
+    except jsonschema.SchemaError as error:
+        where = "/".join(map(str, error.absolute_path)) or "(root)"
+        return f"response_format: the schema is wrong at {where}: {error.message}"
     for key, value in _keywords(schema):
         if key == "pattern" and (problem := _pattern_problem(value)):
             return problem

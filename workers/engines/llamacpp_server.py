@@ -128,7 +128,7 @@ def completion_body(
         "top_k": sampling.top_k,
         "top_p": sampling.top_p,
         "min_p": sampling.min_p,
-        "repeat_last_n": -1 if penalised else 0,
+        "repeat_last_n": len(request.prompt) + request.max_tokens if penalised else 0,
         "presence_penalty": sampling.presence_penalty,
         "frequency_penalty": sampling.frequency_penalty,
         "repeat_penalty": sampling.repetition_penalty,

@@ -75,4 +75,4 @@ def common(left: Sequence[int], right: Sequence[int]) -> int:
     size = min(len(left), len(right))
     if left[:size] == right[:size]:
         return size
-    return next(n for n in range(size) if left[n] != right[n])
+    return next((n for n in range(size) if left[n] != right[n]), size)
