@@ -79,7 +79,7 @@ def run(
     try:
         runs, bus = private_directory(options.state / "run"), private_directory(Path(settings.nats.directory))
         # Two locks, as the two directories are two settings, and neither may have two owners.
-        with exclusive(bus / "lock", "evenflow up"), exclusive(runs / "lock", "evenflow up"):
+        with exclusive(bus / "lock"), exclusive(runs / "lock"):
             return asyncio.run(_Up(settings, options, parts or Parts(), terminal, began).run())
     except StartError as error:
         terminal.line(f"evenflow up: {error}")

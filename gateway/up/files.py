@@ -114,7 +114,7 @@ def keep_secret(path: Path, make: Callable[[], str] = lambda: secrets.token_urls
 
 
 @contextmanager
-def exclusive(path: Path, holder: str) -> Iterator[None]:
+def exclusive(path: Path) -> Iterator[None]:
     """Hold a lock on the file `path` for as long as this process lives or the block lasts.
 
     The kernel gives it back however the process ends, and children do not inherit it (close-on-exec).
@@ -127,13 +127,13 @@ def exclusive(path: Path, holder: str) -> Iterator[None]:
     except OSError as error:
         raise explain(error, str(path)) from error
     try:
-        _lock(descriptor, path, holder)
+        _lock(descriptor, path)
         yield
     finally:
         os.close(descriptor)
 
 
-def _lock(descriptor: int, path: Path, holder: str) -> None:
+def _lock(descriptor: int, path: Path) -> None:
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         os.ftruncate(descriptor, 0)
@@ -141,7 +141,7 @@ def _lock(descriptor: int, path: Path, holder: str) -> None:
     except BlockingIOError as error:
         owner = os.pread(descriptor, 64, 0).decode(errors="replace").strip()
         who = f" (process {owner})" if owner else ""
-        raise StartError(f"{holder} is already running here{who}: {path} is locked") from error
+        raise StartError(f"already running here{who}: {path} is locked") from error
     except OSError as error:
         raise explain(error, str(path)) from error
 

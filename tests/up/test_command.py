@@ -144,10 +144,7 @@ def test_a_second_up_is_one_clear_line(up):
     second = up()
     assert second.wait(30) == 2
     told = second.stdout.read()
-    assert (
-        told
-        == f"evenflow up: evenflow up is already running here (process {first.pid}): .evenflow/nats/lock is locked\n"
-    )
+    assert told == f"evenflow up: already running here (process {first.pid}): .evenflow/nats/lock is locked\n"
     assert first.poll() is None
 
 

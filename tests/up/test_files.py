@@ -34,22 +34,22 @@ def test_a_second_holder_gets_one_line_that_names_the_first(tmp_path):
         from gateway.up.files import exclusive
         from shared.errors import StartError
         try:
-            with exclusive(pathlib.Path(sys.argv[1]), "evenflow up"): print("mine")
+            with exclusive(pathlib.Path(sys.argv[1])): print("mine")
         except StartError as error: print(error)
     """
     command = [sys.executable, "-c", textwrap.dedent(code), str(lock)]
-    with exclusive(lock, "evenflow up"):
+    with exclusive(lock):
         told = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-        assert told == f"evenflow up is already running here (process {os.getpid()}): {lock} is locked\n"
+        assert told == f"already running here (process {os.getpid()}): {lock} is locked\n"
     assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == "mine\n"
 
 
 def test_the_lock_does_not_pass_to_children(tmp_path):
     lock = tmp_path / "lock"
-    with exclusive(lock, "evenflow up"):
+    with exclusive(lock):
         child = subprocess.Popen(["sleep", "60"], close_fds=False)
     try:
-        with exclusive(lock, "evenflow up"):
+        with exclusive(lock):
             pass
     finally:
         child.kill()
@@ -57,7 +57,7 @@ def test_the_lock_does_not_pass_to_children(tmp_path):
 
 
 def test_errors_of_the_locked_block_stay_as_they_are(tmp_path):
-    with pytest.raises(FileNotFoundError, match=r"^from the block$"), exclusive(tmp_path / "lock", "evenflow up"):
+    with pytest.raises(FileNotFoundError, match=r"^from the block$"), exclusive(tmp_path / "lock"):
         raise FileNotFoundError("from the block")
 
 
