@@ -16,7 +16,7 @@ from gateway.services.keyring import Keyring, Principal
 from gateway.services.meters import Meters
 from gateway.services.streams import Attempt, Streams
 from gateway.services.turnstile import Turnstile
-from shared.settings import Settings
+from shared.settings import ModelSettings, Settings
 
 Endpoint = Literal["chat", "completion"]
 Headers = list[tuple[bytes, bytes]]
@@ -93,6 +93,7 @@ class Passage(msgspec.Struct, eq=False, kw_only=True):
     body_bytes: int
     inbox: Inbox
     pool: Pool = ("", "")
+    limits: ModelSettings
     attempts: list[Attempt] = []
     first_token_at: float | None = None
     queued_s: float = 0.0

@@ -5,7 +5,6 @@ import secrets
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from pathlib import Path
 
 import structlog
 
@@ -17,7 +16,6 @@ from gateway.services.keyring import Keyring
 from gateway.services.meters import Meters
 from gateway.services.streams import Streams
 from gateway.services.turnstile import Turnstile
-from gateway.store.pepper import read_pepper
 from gateway.store.store import Store
 from shared.bus import Bus
 from shared.settings import Settings
@@ -34,8 +32,7 @@ async def opened(settings: Settings) -> AsyncIterator[House]:
     store = await Store.open(settings)
     bus = Bus(settings.gateway.name, epoch)
     try:
-        pepper = read_pepper(Path(settings.store.pepper_file), create=settings.profile != "prod")
-        keyring = Keyring(pepper, time.time)
+        keyring = Keyring(store.pepper, time.time)
         keyring.load(await store.snapshot())
         await bus.connect(settings.nats.url, credentials=settings.nats.credentials)
         house = _build(settings, epoch, bus, keyring, Meters(metrics))

@@ -18,7 +18,7 @@ from litestar import Litestar
 from gateway.app import admin_app, tenant_app
 from gateway.context import House
 from gateway.lifespan import opened
-from shared.errors import StartError, UnavailableError
+from shared.errors import SettingsError, StartError, UnavailableError
 from shared.settings import Settings
 from shared.telemetry import configure_logs
 
@@ -28,7 +28,13 @@ _LAST_WORDS_S = 2.0
 
 
 def run(settings: Settings) -> None:
-    """Serve until SIGTERM or SIGINT. Raises StartError, BusError or StoreError if it cannot begin."""
+    """Serve until SIGTERM or SIGINT. Raises SettingsError, StartError, BusError or StoreError if it cannot begin."""
+    for name, value in (
+        ("tls.certificate", settings.tls.certificate),
+        ("telemetry.otlp_endpoint", settings.telemetry.otlp_endpoint),
+    ):
+        if value:  # better refused than believed
+            raise SettingsError(f"{name}: is not served by this release yet; leave it empty")
     configure_logs(settings.gateway.name, settings.telemetry.log_level, settings.telemetry.log_directory)
     uvloop.run(serve(settings))
 

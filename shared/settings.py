@@ -59,7 +59,7 @@ class AdminSettings(_Section, frozen=True):
 
 
 class TlsSettings(_Section, frozen=True):
-    """Certificate files of the tenants' door; empty means plain HTTP."""
+    """Certificate files of the tenants' door. Not served yet: the gateway refuses to start with a certificate set."""
 
     certificate: str = ""
     """Certificate chain, PEM."""
@@ -223,3 +223,7 @@ class Settings(_Section, frozen=True):
     models: tuple[ModelSettings, ...] = ()
     telemetry: TelemetrySettings = TelemetrySettings()
     limits: LimitSettings = LimitSettings()
+
+    def model(self, name: str) -> ModelSettings:
+        """What is configured for a public model name; for any other name, nothing but the name."""
+        return next((entry for entry in self.models if entry.name == name), ModelSettings(name=name))

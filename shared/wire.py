@@ -178,7 +178,11 @@ class Resume(_Body, frozen=True):
 
 
 class Job(msgspec.Struct, array_like=True, frozen=True, kw_only=True, tag="job"):
-    """`w.<wid>.job.<gid>`, a request. `input` is a list of messages (chat), a string (text) or token ids (ids)."""
+    """`w.<wid>.job.<gid>`, a request. `input` is a list of messages (chat), a string (text) or token ids (ids).
+
+    `max_tokens` is what the client asked for: more than fits is refused. The gateway's own limits, where it has some:
+    a prompt over `most_prompt` tokens is refused, an answer ends after `most_output` tokens.
+    """
 
     proto: int = PROTO
     gep: str
@@ -199,6 +203,8 @@ class Job(msgspec.Struct, array_like=True, frozen=True, kw_only=True, tag="job")
     deadline_ms: int
     service_class: ServiceClass = "interactive"
     resume: Resume | None = None
+    most_prompt: int | None = None
+    most_output: int | None = None
 
 
 class Accept(msgspec.Struct, array_like=True, frozen=True, kw_only=True, tag="accept"):

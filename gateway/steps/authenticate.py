@@ -21,11 +21,12 @@ async def authenticate(house: House, exchange: Exchange, arrival: Arrival) -> Pa
     principal = identify(house, exchange)
     limits = house.settings.limits
     body = await exchange.read_body(limits.body_bytes, limits.body_read_s)
-    decode = decode_chat if arrival.endpoint == "chat" else decode_completion
+    ask = (decode_chat if arrival.endpoint == "chat" else decode_completion)(body, limits)
     return Passage(
         arrival=arrival,
         principal=principal,
-        ask=decode(body, limits),
+        ask=ask,
+        limits=house.settings.model(ask.model),
         body_bytes=len(body),
         inbox=house.streams.inbox(exchange.drop),
     )

@@ -10,10 +10,10 @@ from shared.errors import InvalidRequestError, NotFoundError, UnavailableError
 def resolve(house: House, passage: Passage) -> Pool:
     """Fill in the pool. Raises NotFoundError, UnavailableError, or InvalidRequestError for what the model cannot do."""
     ask = passage.ask
-    alias = next((entry for entry in house.settings.models if entry.name == ask.model), None)
-    model = (alias.model if alias else "") or ask.model
-    version = (alias.version if alias else "") or house.fleet.newest(model)
-    if version is None and alias is None:
+    entry = passage.limits
+    model = entry.model or ask.model
+    version = entry.version or house.fleet.newest(model)
+    if version is None and not any(entry is known for known in house.settings.models):
         raise NotFoundError(
             f"The model '{ask.model}' does not exist or you do not have access to it.",
             code="model_not_found",
@@ -28,7 +28,8 @@ def resolve(house: House, passage: Passage) -> Pool:
     missing = needs(ask) - frozenset().union(*(v.features for v in ready))
     if missing:
         raise lacks(ask, missing)
-    most = min(alias.max_output if alias and alias.max_output else 1 << 40, max(v.max_output for v in ready))
+    most = max(version.max_output for version in ready)
+    most = min(most, entry.max_output or most)
     if ask.max_tokens is not None and ask.max_tokens > most:
         raise InvalidRequestError(
             f"max_tokens is too large: {ask.max_tokens}. This model supports at most {most} completion tokens.",

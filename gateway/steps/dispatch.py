@@ -69,4 +69,6 @@ def _job(house: House, passage: Passage, sid: int, name: AttemptName) -> wire.Jo
         grammar=ask.grammar,
         deadline_ms=max(1, int(left_s * 1000)),
         service_class=ask.service_class,
+        most_prompt=passage.limits.max_input or None,
+        most_output=passage.limits.max_output or None,
     )

@@ -24,7 +24,10 @@ def engine_request(wep: str, job: Job, prompt: list[int], capabilities: Capabili
     """
     room = capabilities.context - len(prompt)
     max_tokens = min(room, capabilities.max_output) if job.max_tokens is None else job.max_tokens
-    if not 1 <= max_tokens <= room:
+    if job.most_output is not None:
+        max_tokens = min(max_tokens, max(1, job.most_output))
+    limit = capabilities.context if job.most_prompt is None else min(job.most_prompt, capabilities.context)
+    if not 1 <= max_tokens <= room or len(prompt) > limit:
         raise RefusedError(
             Nack(
                 wep=wep,
@@ -32,7 +35,7 @@ def engine_request(wep: str, job: Job, prompt: list[int], capabilities: Capabili
                 code="too_large",
                 message="the prompt and its completion are longer than the context",
                 prompt_tokens=len(prompt),
-                limit=capabilities.context,
+                limit=limit,
             )
         )
     return EngineRequest(
