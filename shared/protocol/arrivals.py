@@ -148,9 +148,9 @@ class Peer:
         "wid",
     )
 
-    def __init__(self, wid: str, stale: float, now: float) -> None:
+    def __init__(self, wid: str, patience: float, now: float) -> None:
         self.wid = wid
-        self.epoch = Epoch(stale)
+        self.epoch: Epoch[Arrivals] = Epoch(patience)
         self.streams: dict[int, Attempt] = {}
         self.strikes = Strikes()
         self.strays: dict[int, float] = {}
@@ -158,16 +158,16 @@ class Peer:
         self.credit_at = now
         self.acknowledge_at: float | None = None
         self.restart_timers(now)
-        self.forget_frames()
+        self.forget_frames(Arrivals())
 
-    def forget_frames(self) -> None:
-        """A new process counts its frames from 1 again."""
-        self.arrivals = Arrivals()
+    def forget_frames(self, arrivals: Arrivals) -> None:
+        """A new process counts its frames from 1 again, and what the old one sent is past mending."""
+        self.arrivals = arrivals
         self.ended: dict[int, int] = {}
         self.frames_owed = 0
         self.bytes_owed = 0
         for stream in self.streams.values():
-            stream.cover = 0
+            stream.cover = arrivals.high
 
     def restart_timers(self, now: float) -> None:
         """Every timer about this worker starts from zero."""

@@ -1,6 +1,6 @@
 """The gateway's end. Read the package's theory of operation first."""
 
-from shared.protocol.arrivals import Attempt, Peer, Phase
+from shared.protocol.arrivals import Arrivals, Attempt, Peer, Phase
 from shared.protocol.instructions import (
     Accepted,
     Deliver,
@@ -122,6 +122,7 @@ class GatewayEnd:
             self.counters.frames_stale += 1
             return
         self._check_fseq(peer, frame.fseq)
+        peer.epoch.contested = None
         peer.frame_at = now
         counters = self.counters
         counters.frames += 1
@@ -425,8 +426,7 @@ class GatewayEnd:
                         continue
                     self._cancel_at(peer, stream.sid, "worker_restarted")  # its job may have reached the new process
                 self._fail(stream, "worker_restarted", "the worker was restarted")
-        peer.epoch.adopt(now, wep)
-        peer.forget_frames()
+        peer.forget_frames(peer.epoch.adopt(wep, peer.arrivals) or Arrivals())
         self._plan(peer)
         return True
 

@@ -82,15 +82,17 @@ class SendFrame(msgspec.Struct, frozen=True):
 
 
 class Abort(msgspec.Struct, frozen=True, gc=False):
-    """Worker: stop this request, whether it was answered yet or not. At most once per sid.
+    """Worker: stop this request, whether it was answered yet or not.
 
-    After a cancel the engine's own terminal (`end` or `fail`) is still wanted, for its usage; in every other case the
-    stream is already forgotten and whatever the engine says of it is ignored.
+    `final`: the stream is forgotten, nothing more may be fed for it (a new process of the gateway may use the same sid
+    again). Otherwise, after a cancel, the engine's own terminal is wanted, for its usage; a final one may still follow
+    if the engine takes too long.
     """
 
     gid: str
     sid: int
     reason: str
+    final: bool
 
 
 class Orphaned(msgspec.Struct, frozen=True, gc=False):

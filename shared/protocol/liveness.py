@@ -10,37 +10,46 @@ from shared.protocol.timing import Timing
 _REMEMBERED = 8
 
 
-class Epoch:
-    """The random epoch of a peer's process, and the last few that it replaced.
+M = TypeVar("M")
 
-    Messages of a dead process may still be on their way when its successor speaks, so an epoch that was replaced stays
-    old for `stale` seconds. After that it may come back: two processes under one name are a mistake of configuration,
-    and whoever speaks last is then believed, rather than nobody for ever.
+
+class Epoch(Generic[M]):
+    """The random epoch of a peer's process, and the last few that it replaced, each with what was known of it.
+
+    Messages of a dead process may still come after its successor spoke: they are old, however late. A replaced epoch
+    comes back only if it goes on speaking for `patience` seconds while the current one says nothing, since then it was
+    the supposed successor who was the dead one. (`contested` is since when.)
     """
 
-    __slots__ = ("_replaced", "_stale", "current")
+    __slots__ = ("_patience", "_replaced", "contested", "current")
 
-    def __init__(self, stale: float) -> None:
+    def __init__(self, patience: float) -> None:
         self.current: str | None = None
-        self._stale = stale
-        self._replaced: dict[str, float] = {}
+        self.contested: float | None = None
+        self._patience = patience
+        self._replaced: dict[str, M] = {}
 
     def judge(self, now: float, epoch: str) -> Literal["same", "first", "new", "old"]:
-        """Compare without changing anything; `first` means that none was known."""
+        """What a message of `epoch` is; `first` means that none was known."""
         if epoch == self.current:
+            self.contested = None
             return "same"
-        if now < self._replaced.get(epoch, now):
-            return "old"
+        if epoch in self._replaced:
+            if self.contested is None:
+                self.contested = now
+            if now < self.contested + self._patience:
+                return "old"
         return "first" if self.current is None else "new"
 
-    def adopt(self, now: float, epoch: str) -> None:
-        """From now on `epoch` is current and the one before it old."""
+    def adopt(self, epoch: str, known: M) -> M | None:
+        """From now on `epoch` is current; `known` is kept with the one before it. Returns what was kept of `epoch`."""
         if self.current is not None:
-            self._replaced[self.current] = now + self._stale
+            self._replaced[self.current] = known
             if len(self._replaced) > _REMEMBERED:
                 del self._replaced[next(iter(self._replaced))]
-        self._replaced.pop(epoch, None)
         self.current = epoch
+        self.contested = None
+        return self._replaced.pop(epoch, None)
 
 
 class Strikes:

@@ -130,19 +130,19 @@ class Outbox:
 
     def __init__(self, gid: str, timing: Timing, now: float) -> None:
         self.gid = gid
-        self.epoch = Epoch(timing.frozen)
+        self.epoch: Epoch[int] = Epoch(timing.frozen)
         self.strikes = Strikes()
         self.alarm: float | None = None
         self.credit_at = now
         self.restart(timing)
 
-    def restart(self, timing: Timing) -> None:
-        """A new process of the gateway: nothing of the old one counts."""
+    def restart(self, timing: Timing, sent: int = 0) -> None:
+        """Another process of the gateway, to which `sent` frames went already: nothing of the one before counts."""
         self.streams: dict[int, Stream] = {}
         self.tombs: dict[int, tuple[float, Accept | Nack]] = {}
         self.due: float | None = None
-        self.sent = self.ack = 0
-        self._limit = timing.window_frames
+        self.sent = self.ack = sent
+        self._limit = sent + timing.window_frames
         self._window_bytes = timing.window_bytes
         self._in_flight: deque[tuple[int, int]] = deque()
         self._weight = 0

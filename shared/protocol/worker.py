@@ -112,12 +112,12 @@ class WorkerEnd:
             box.note(Note(cancel.sid, -1, "gone"))
             box.due = now
         elif stream.phase is Phase.DECIDING:
-            self._out.append(Abort(gid, cancel.sid, cancel.reason))
+            self._out.append(Abort(gid, cancel.sid, cancel.reason, final=True))
             self._forget(now, stream)
         elif stream.phase is Phase.RUNNING:
             stream.phase = Phase.ABORTING
             self._alarms.set(stream, now + self.timing.cancel_give_up)
-            self._out.append(Abort(gid, cancel.sid, cancel.reason))
+            self._out.append(Abort(gid, cancel.sid, cancel.reason, final=False))
 
     def announced(self, now: float, gid: str, gep: str) -> None:
         """The gateway's heartbeat; a new `gep` aborts every stream of the old one. Only known gateways matter."""
@@ -244,7 +244,7 @@ class WorkerEnd:
                 self._service(now, owner)
             elif owner.box.streams.get(owner.sid) is owner:
                 self.counters.terminals_expired += owner.phase is Phase.ENDED
-                self._give_up(now, owner, "")
+                self._give_up(now, owner, "cancel_unfinished")
 
     def next_wake(self) -> float | None:
         """When `tick` has something to do; None while nothing is pending."""
@@ -344,8 +344,8 @@ class WorkerEnd:
     def _give_up(self, now: float, stream: Stream, reason: str) -> None:
         """Forget a stream whose gateway did not confirm the end of it."""
         box = stream.box
-        if stream.phase in (Phase.DECIDING, Phase.RUNNING):
-            self._out.append(Abort(box.gid, stream.sid, reason))
+        if stream.phase is not Phase.ENDED:
+            self._out.append(Abort(box.gid, stream.sid, reason, final=True))
         if stream.phase is not Phase.DECIDING:
             self.counters.orphans += 1
             orphan = Orphaned(box.gid, stream.aid, stream.sid, stream.generated, stream.acked)
@@ -392,8 +392,7 @@ class WorkerEnd:
             if verdict == "new":
                 self.counters.gateways_restarted += 1
                 self._give_all_up(now, box, "gateway_restarted")
-                box.restart(self.timing)
-            box.epoch.adopt(now, gep)
+            box.restart(self.timing, box.epoch.adopt(gep, box.sent) or 0)
             box.credit_at = now
         return box
 
