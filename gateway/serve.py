@@ -17,6 +17,7 @@ from litestar import Litestar
 
 from gateway.app import admin_app, tenant_app
 from gateway.context import House
+from gateway.http.connection import Connection
 from gateway.lifespan import opened
 from shared.errors import SettingsError, StartError, UnavailableError
 from shared.settings import Settings
@@ -88,7 +89,7 @@ def _server(app: Litestar, settings: Settings) -> _Server:
     return _Server(
         uvicorn.Config(
             app,
-            http="httptools",
+            http=Connection,
             ws="none",
             lifespan="off",
             log_config=None,

@@ -10,6 +10,7 @@
     │   ├── MethodNotAllowedError    405
     │   ├── PayloadTooLargeError     413
     │   ├── MediaTypeError           415
+    │   ├── HeadTooLargeError        431
     │   └── RateLimitError           429  requests, tokens, concurrency, queue_full; with retry_after
     ├── ServiceError                 ours; also knows its status
     │   ├── UnavailableError         503  overloaded, no_worker, draining; with retry_after
@@ -84,12 +85,13 @@ class ContextLengthError(InvalidRequestError):
 
     def __init__(self, *, prompt_tokens: int, max_tokens: int | None, context: int, param: str = "messages") -> None:
         asked = (
-            f"{prompt_tokens} in the prompt"
+            f"your prompt has {prompt_tokens} tokens."
             if max_tokens is None
-            else f"{prompt_tokens + max_tokens} ({prompt_tokens} in the prompt, {max_tokens} for the completion)"
+            else f"you requested {prompt_tokens + max_tokens} tokens"
+            f" ({prompt_tokens} in the prompt, {max_tokens} for the completion)."
         )
         super().__init__(
-            f"This model's maximum context length is {context} tokens. However, you requested {asked} tokens.",
+            f"This model's maximum context length is {context} tokens. However, {asked}",
             param=param,
         )
         self.prompt_tokens = prompt_tokens
@@ -145,6 +147,13 @@ class MediaTypeError(RequestError):
 
     status = 415
     default_code = "unsupported_media_type"
+
+
+class HeadTooLargeError(RequestError):
+    """Request line and headers are over the limit; they were not read further."""
+
+    status = 431
+    default_code = "headers_too_large"
 
 
 class RateLimitError(RequestError):
