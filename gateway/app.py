@@ -67,7 +67,7 @@ def _refuse(request: Request[Any, Any, Any], error: Exception) -> Response[bytes
 def _translate(request: Request[Any, Any, Any], error: Exception) -> Exception:
     match error:
         case MethodNotAllowedException():
-            allow = (error.headers or {}).get("Allow", "")
+            allow = (error.headers or {}).get("allow", "")
             return MethodNotAllowedError(
                 f"{request.method} is not allowed here.", allow=tuple(m.strip() for m in allow.split(",") if m.strip())
             )

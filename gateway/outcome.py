@@ -60,7 +60,8 @@ def from_fail(fail: Fail, ask: Ask) -> HttpError:
         case "too_large":
             return _too_long(fail.message, ask.input_param)
         case "bad_request":
-            return InvalidRequestError(fail.message)
+            field, colon, _ = fail.message.partition(": ")  # engines begin with the field, where one is to blame
+            return InvalidRequestError(fail.message, param=field if colon and field.isidentifier() else None)
         case "deadline":
             return late()
         case "unloaded" | "draining":

@@ -84,6 +84,8 @@ def sampling(body: Common) -> Sampling:
         raise invalid("repetition_penalty", "expected a value above 0.")
     if given.get("top_k") == -1:  # how vLLM's clients spell "off"
         given["top_k"] = 0
+    if given.get("top_p") == 0:  # the smallest nucleus is the likeliest token; to some engines 0 means "off"
+        given |= {"top_p": 1.0, "top_k": 1}
     if body.logit_bias:
         given["logit_bias"] = biases(body.logit_bias)
     return Sampling(**given) if given else _NEUTRAL

@@ -51,6 +51,10 @@ def test_every_field_does_what_it_says():
     assert (got.service_class, got.session_id) == ("batch", "s")
 
 
+def test_a_nucleus_of_nothing_is_the_likeliest_token():
+    assert ask(top_p=0, top_k=50).sampling == Sampling(top_p=1.0, top_k=1)
+
+
 @pytest.mark.parametrize(
     ("fields", "name", "value"),
     [

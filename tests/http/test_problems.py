@@ -182,13 +182,22 @@ def test_a_prompt_that_is_too_long_is_told_with_both_counts(kind, param):
     assert "2100" in error.message
     alone = from_nack(nack, ask(kind))
     assert alone.max_tokens is None
-    assert "2000 in the prompt" in alone.message
+    assert "your prompt has 2000 tokens." in alone.message
 
 
 def test_a_bad_request_keeps_the_worker_s_words_and_field():
     nack = Nack(wep="w", sid=1, code="bad_request", message="bad pattern '('", param="response_format")
     error = from_nack(nack, ask())
     assert (error.status, error.message, error.param) == (400, "bad pattern '('", "response_format")
+
+
+@pytest.mark.parametrize(
+    ("message", "param"),
+    [("logit_bias: token ids are below 49152", "logit_bias"), ("no such: thing", None), ("the engine says no", None)],
+)
+def test_a_bad_request_found_by_the_engine_names_its_field(message, param):
+    error = from_fail(Fail(1, 2, "bad_request", message, retryable=False), ask())
+    assert (error.status, error.message, error.param) == (400, message, param)
 
 
 @pytest.mark.parametrize(
