@@ -456,8 +456,8 @@ class GatewayEnd:
         if not arrivals.whole:
             if not self.timing.replay:
                 arrivals.skip_to(arrivals.high)
-            elif arrivals.skip_to(peer.cover()) and not arrivals.whole:
-                peer.resume_at = now  # the last request was answered: these losses are younger
+            elif arrivals.skip_to(peer.cover()):
+                peer.resume_at = now  # the last request was answered: whatever is missing now is a younger loss
         if self._down_since is not None:
             return
         if arrivals.whole:
@@ -482,9 +482,9 @@ class GatewayEnd:
         due = peer.credit_at + self.timing.credit_gap
         if now >= due:
             self._send_credit(now, peer, {})
-        elif self._down_since is None and (peer.alarm is None or due < peer.alarm):
+        elif peer.acknowledge_at is None:
             peer.acknowledge_at = due
-            self._alarms.set(peer, due)
+            self._plan(peer)
 
     def _send_credit(self, now: float, peer: Peer, resume: dict[int, int]) -> None:
         """Flow control, acknowledgement and lease in one. Without a known epoch there is nobody to address."""
