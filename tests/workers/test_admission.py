@@ -1,8 +1,10 @@
 """From a job to the engine's request, or to the counts that do not fit."""
 
+from typing import Any
+
 import pytest
 
-from shared.wire import Job
+from shared.wire import Job, Sampling
 from workers.core.admission import RefusedError, engine_request
 from workers.engines.base import Capabilities, EngineRequest
 
@@ -26,7 +28,7 @@ LOADED = Capabilities(
 )
 
 
-def asked(prompt: int, **job: int | None) -> EngineRequest:
+def asked(prompt: int, **job: Any) -> EngineRequest:
     made = Job(
         gep="g",
         sid=7,
@@ -37,7 +39,7 @@ def asked(prompt: int, **job: int | None) -> EngineRequest:
         kind="text",
         input="",
         deadline_ms=1000,
-        **job,  # type: ignore[arg-type]
+        **job,
     )
     return engine_request("w", made, [0] * prompt, LOADED, 1.0)
 
@@ -77,3 +79,13 @@ def test_what_does_not_fit_is_refused_with_both_counts(prompt: int, job: dict[st
 
 def test_requests_of_two_gateway_epochs_have_different_names_in_the_engine() -> None:
     assert asked(1).id == "g.7"
+
+
+@pytest.mark.parametrize(
+    ("job", "param"),
+    [({"sampling": Sampling(logit_bias={10: 1.0})}, "logit_bias"), ({"logprobs": 1}, "logprobs")],
+)
+def test_what_the_engine_would_refuse_is_refused_before_it_is_accepted(job: dict[str, Any], param: str) -> None:
+    with pytest.raises(RefusedError) as error:
+        asked(10, **job)
+    assert (error.value.nack.code, error.value.nack.param) == ("bad_request", param)

@@ -2,6 +2,7 @@
 
 from shared.wire import Job, Nack, NackCode
 from workers.engines.base import Capabilities, EngineRequest
+from workers.engines.checks import refuse
 
 
 class RefusedError(Exception):
@@ -20,7 +21,9 @@ def refused(wep: str, sid: int, code: NackCode, message: str, *, param: str = ""
 def engine_request(wep: str, job: Job, prompt: list[int], capabilities: Capabilities, left_s: float) -> EngineRequest:
     """The job in the engine's terms: `max_tokens` filled in with all that the context and the model allow.
 
-    Raises RefusedError (too_large, with both counts in tokens) if prompt + max_tokens does not fit the context.
+    Raises RefusedError: too_large, with both counts in tokens, if prompt + max_tokens does not fit the context;
+    bad_request, naming the field, for what no engine of these capabilities would run. Before the job is accepted, so
+    that a stream, too, is refused by its status.
     """
     room = capabilities.context - len(prompt)
     max_tokens = min(room, capabilities.max_output) if job.max_tokens is None else job.max_tokens
@@ -38,7 +41,7 @@ def engine_request(wep: str, job: Job, prompt: list[int], capabilities: Capabili
                 limit=limit,
             )
         )
-    return EngineRequest(
+    request = EngineRequest(
         id=f"{job.gep}.{job.sid}",  # unique also when another gateway epoch counts from one again
         prompt=tuple(prompt),
         max_tokens=max_tokens,
@@ -51,3 +54,9 @@ def engine_request(wep: str, job: Job, prompt: list[int], capabilities: Capabili
         tenant=job.tenant,
         resume=job.resume,
     )
+    if (problem := refuse(request, capabilities)) is not None:
+        field, colon, _ = problem.message.partition(": ")
+        raise refused(
+            wep, job.sid, "bad_request", problem.message, param=field if colon and field.isidentifier() else ""
+        )
+    return request
