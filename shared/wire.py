@@ -343,8 +343,9 @@ class Frame(msgspec.Struct, array_like=True, frozen=True, kw_only=True, tag="fra
 class Credit(msgspec.Struct, array_like=True, frozen=True, kw_only=True, tag="credit"):
     """`w.<wid>.credit.<gid>`: flow control, acknowledgement and lease in one.
 
-    `ack`: highest `fseq` up to which every frame arrived. `allow_fseq`, `allow_bytes`: cumulative limits. `open`: the
-    streams the gateway still wants. `ended`: terminals that arrived, whose buffers can go. `resume`: next `seq` wanted.
+    `ack`: highest `fseq` up to which every frame arrived or was repeated. `allow_fseq`: highest `fseq` allowed.
+    `allow_bytes`: bytes allowed beyond `ack` (a running total would leak the bytes of lost frames). `open`: the streams
+    the gateway still wants. `ended`: terminals that arrived, whose buffers can go. `resume`: next `seq` wanted.
     """
 
     gep: str

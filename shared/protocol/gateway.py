@@ -298,26 +298,26 @@ class GatewayEnd:
         for event in frame.events:
             sid = event.sid
             stream = streams.get(sid)
-            if stream is None or event.seq != stream.next or isinstance(event, Note):
+            kind = type(event)
+            if stream is None or event.seq != stream.next or kind is Note:
                 odd.append(event)
                 continue
             if stream.phase is Phase.OPENING:
                 self._begin(now, stream)
             stream.next += 1
-            if isinstance(event, Text):
+            if type(event) is Text:
                 stream.completion += len(event.ids)
-            elif isinstance(event, Prefill):
+            elif type(event) is Prefill:
                 stream.prompt, stream.cached = event.total, event.cached
             else:
                 ended = True
                 self._remove(stream)
                 self._acknowledge_end(peer, sid)
             if not stream.mute:
-                run = runs.get(sid)
-                if run is None:
-                    runs[sid] = [event]
+                if sid in runs:
+                    runs[sid].append(event)
                 else:
-                    run.append(event)
+                    runs[sid] = [event]
         self._out.extend([Deliver(sid, tuple(run)) for sid, run in runs.items()])
         if runs:
             peer.tries = 0

@@ -107,13 +107,16 @@ class Stream:
 
 
 class Outbox:
-    """One gateway, by its stable name. `due` is when pending events should be flushed, None while nothing can be."""
+    """One gateway, by its stable name.
+
+    `ready` holds the streams with events to send, in the order they became so; `due` is when to flush, None while
+    nothing can be sent.
+    """
 
     __slots__ = (
         "_in_flight",
         "_limit",
         "_notes",
-        "_ready",
         "_weight",
         "_window_bytes",
         "ack",
@@ -122,6 +125,7 @@ class Outbox:
         "due",
         "epoch",
         "gid",
+        "ready",
         "sent",
         "streams",
         "strikes",
@@ -146,22 +150,18 @@ class Outbox:
         self._window_bytes = timing.window_bytes
         self._in_flight: deque[tuple[int, int]] = deque()
         self._weight = 0
-        self._ready: dict[int, Stream] = {}
+        self.ready: dict[int, Stream] = {}
         self._notes: dict[int, Note] = {}
 
     @property
     def pending(self) -> bool:
         """Something waits to be sent, allowed or not."""
-        return bool(self._ready or self._notes)
+        return bool(self.ready or self._notes)
 
     @property
     def working(self) -> bool:
         """Some stream's engine request may still run."""
         return any(stream.phase is not Phase.ENDED for stream in self.streams.values())
-
-    def ready(self, stream: Stream) -> None:
-        """`stream` has events to send."""
-        self._ready[stream.sid] = stream
 
     def note(self, note: Note) -> None:
         """Answer a resume or a late cancel; a newer answer for the same stream replaces one that still waits."""
@@ -170,7 +170,7 @@ class Outbox:
     def drop(self, stream: Stream) -> None:
         """Forget a stream and what it had to send."""
         self.streams.pop(stream.sid, None)
-        self._ready.pop(stream.sid, None)
+        self.ready.pop(stream.sid, None)
         self._notes.pop(stream.sid, None)
 
     def credit(self, credit: Credit, timing: Timing) -> None:
@@ -194,7 +194,7 @@ class Outbox:
     def pack(self, wep: str, timing: Timing) -> list[Frame]:
         """Frames of everything pending, as far as the window allows."""
         frames: list[Frame] = []
-        while (self._ready or self._notes) and self.sent < self._limit:
+        while (self.ready or self._notes) and self.sent < self._limit:
             events, weight = self._fill(timing)
             if not events:
                 break
@@ -216,10 +216,11 @@ class Outbox:
         if self._in_flight:
             room = min(room, self._window_bytes - self._weight)
         fseq = self.sent + 1
-        for stream in list(self._ready.values()):
+        for stream in list(self.ready.values()):
             log, start = stream.log, stream.cursor - stream.first
+            stop = len(log)
             index, full = start, False
-            for index in range(start, len(log)):
+            while index < stop:
                 event = log[index]
                 more = weigh(event)
                 if weight + more > room and (events or self._in_flight):
@@ -227,20 +228,19 @@ class Outbox:
                     break
                 events.append(event)
                 weight += more
-            else:
-                index = len(log)
+                index += 1
             if index > start:
                 stream.sent_to(fseq, stream.first + index)
-            del self._ready[stream.sid]
+            del self.ready[stream.sid]
             if full:
-                self._ready[stream.sid] = stream  # behind the others
+                self.ready[stream.sid] = stream  # behind the others
                 break
         return events, weight
 
 
 def weigh(event: Event) -> int:
     """Encoded size of an event in bytes, never less than the truth: flow control must not cost an encoding."""
-    if isinstance(event, Text):
+    if type(event) is Text:
         size = len(event.text)
         weight = _EVENT_BYTES + (size if event.text.isascii() else 4 * size) + _ID_BYTES * len(event.ids)
         return weight + sum(map(_weigh_logprob, event.logprobs)) if event.logprobs else weight

@@ -160,12 +160,18 @@ class WorkerEnd:
         logprobs: tuple[TokenLogprob, ...] | None = None,
     ) -> None:
         """A piece of answer of a running stream; ignored once the stream is over, like all of these."""
-        stream = self._stream(gid, sid)
-        if stream is None or stream.phase is Phase.ENDED:
+        # The hot path: everything that it needs is written out here.
+        box = self._boxes.get(gid)
+        stream = box.streams.get(sid) if box is not None else None
+        if box is None or stream is None or stream.phase is Phase.ENDED:
             return
-        stream.append(Text(sid, stream.next, text, ids, logprobs))
+        stream.log.append(Text(sid, stream.next, text, ids, logprobs))
+        stream.next += 1
         stream.generated += len(ids)
-        self._queue(now, stream, urgent=not stream.spoke)
+        box.ready[sid] = stream
+        due = now + self.timing.linger if stream.spoke else now
+        if box.due is None or due < box.due:
+            box.due = due
         stream.spoke = True
 
     def prefill(self, now: float, gid: str, sid: int, done: int, total: int, cached: int) -> None:  # noqa: PLR0917
@@ -305,7 +311,7 @@ class WorkerEnd:
 
     def _queue(self, now: float, stream: Stream, *, urgent: bool) -> None:
         box = stream.box
-        box.ready(stream)
+        box.ready[stream.sid] = stream
         due = now if urgent else now + self.timing.linger
         if box.due is None or due < box.due:
             box.due = due
@@ -328,7 +334,7 @@ class WorkerEnd:
         self.counters.replays += stream.rewind(wanted)
         box.note(Note(sid, -1, "resumed"))
         if stream.log:
-            box.ready(stream)
+            box.ready[sid] = stream
 
     def _renew(self, now: float, box: Outbox, listed: frozenset[int]) -> None:
         """The lease: a stream that the list has lacked for too long is nobody's. A cancelled one is not listed."""
