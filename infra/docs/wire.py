@@ -36,7 +36,7 @@ def _subjects() -> Iterator[str]:
     from shared import subjects  # noqa: PLC0415 - only once the path is set
 
     yield "## Subjects\n"
-    yield f"Subjects start with `{subjects.PREFIX}.`; `{{gid}}` and `{{wid}}` are the names of a gateway and a worker.\n"
+    yield f"Subjects start with `{subjects.PREFIX}.`; `{{gid}}` and `{{wid}}` name a gateway and a worker.\n"
     yield "| subject | published by | heard by | carries |"
     yield "|---|---|---|---|"
     for row in subjects.TABLE:
