@@ -80,7 +80,8 @@ class _Wheel:
 
     def __init__(self) -> None:
         self._due: list[tuple[float, int, asyncio.Future[None]]] = []
-        self._timer: asyncio.TimerHandle | None = None
+        self._timer: asyncio.Handle | None = None
+        self._aimed = float("inf")  # uvloop's handle of a time that has passed does not know it
         self._order = itertools.count()
 
     async def until(self, due: float, ticket: Ticket) -> bool:
@@ -89,7 +90,7 @@ class _Wheel:
         turn = loop.create_future()
         ticket.wake = lambda: settle(turn)
         heapq.heappush(self._due, (due, next(self._order), turn))
-        if self._timer is None or due < self._timer.when():
+        if due < self._aimed:
             self._aim(loop)
         await turn
         ticket.wake = None
@@ -98,7 +99,8 @@ class _Wheel:
     def _aim(self, loop: asyncio.AbstractEventLoop) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        self._timer = loop.call_at(self._due[0][0], self._fire, loop) if self._due else None
+        self._aimed = self._due[0][0] if self._due else float("inf")
+        self._timer = loop.call_at(self._aimed, self._fire, loop) if self._due else None
 
     def _fire(self, loop: asyncio.AbstractEventLoop) -> None:
         limit = loop.time() + _TICK_S
