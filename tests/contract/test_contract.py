@@ -31,7 +31,8 @@ every = pytest.mark.parametrize("subject", NAMES, indirect=True, scope="session"
 llamas = pytest.mark.parametrize("subject", LLAMA, indirect=True, scope="session")
 
 EMOJI = "Repeat this exactly: '👩‍👩‍👧‍👦 日本語 e\u0301 🏳️‍🌈 नमस्ते 👩‍👩‍👧‍👦 日本語'"
-QUOTE = "Repeat exactly: the red fox and the blue fox met the red fox and the blue fox near the old mill."
+SENTENCE = "the red fox and the blue fox met the red fox and the blue fox near the old mill."
+QUOTE = f"Repeat exactly: {SENTENCE} And again: {SENTENCE}"
 
 
 async def one_token(subject: Subject) -> None:
@@ -93,7 +94,7 @@ async def test_timings_and_device_share_are_sane(subject):
 
 
 @llamas
-@pytest.mark.parametrize("tokens", range(3, 36, 4))
+@pytest.mark.parametrize("tokens", [5, 12, 18, 27])
 async def test_characters_of_many_tokens_are_never_split(subject, tokens):
     prompt = await subject.chat(EMOJI)
     prompt += tuple(await subject.engine.tokenizer.encode("'👩‍👩‍👧‍👦 日本", special=False))
@@ -387,7 +388,7 @@ async def same_or_near_tie(subject: Subject, one: Answer, other: Answer) -> None
 
 
 @llamas
-@pytest.mark.parametrize("text", [QUOTE, "Write a python function that adds two numbers.", "Why is the sky blue?"])
+@pytest.mark.parametrize("text", [QUOTE, "Why is the sky blue?"])
 async def test_greedy_answers_are_those_of_the_undrafted_model(subject, text):
     """The plain lane (any request for logprobs) never drafts: it is the reference inside the same engine."""
     plain = await subject.run(text, 48, full=True, top_logprobs=0)
@@ -398,7 +399,7 @@ async def test_greedy_answers_are_those_of_the_undrafted_model(subject, text):
 
 @llamas
 async def test_drafting_really_happens(subject):
-    answer = await subject.run(QUOTE, 60)
+    answer = await subject.run(QUOTE, 40, full=True)
     usage = answer.end.usage
     assert (usage.accepted > 0) == (subject.name != "llama-none")
     assert (usage.proposed > 0) == (subject.name != "llama-none")
@@ -488,7 +489,7 @@ async def long_prompt(subject: Subject, tokens: int) -> tuple[int, ...]:
 
 @llamas
 async def test_a_repeated_prefix_is_found_again_by_its_own_tenant_only(subject):
-    prompt = await long_prompt(subject, 200)
+    prompt = await long_prompt(subject, 100)
     first = await subject.run("", 4, full=True, prompt=prompt, tenant="alice")
     assert first.end.usage.cached == 0
     again = await subject.run("", 4, full=True, prompt=prompt, tenant="alice")

@@ -146,6 +146,8 @@ class _Exchange(asyncio.Protocol):
 
     def problem(self) -> ServerError:
         """What the server said instead of an answer."""
+        if self.status == 200:  # noqa: PLR2004 - HTTP's OK
+            return ServerError(502, "the connection ended before the answer did")
         try:
             error = msgspec.json.decode(bytes(self._body), type=dict[str, Any])["error"]
             return ServerError(self.status, str(error["message"]), str(error.get("type", "")))

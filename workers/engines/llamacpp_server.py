@@ -56,6 +56,8 @@ def _params(library: Any, spec: EngineSpec, path: Path, key: str, *, drafting: b
     params.cpuparams.n_threads = params.cpuparams_batch.n_threads = spec.threads or default_threads()
     params.n_threads_http = 2 * spec.slots + _SPARE_HTTP_THREADS
     params.port = 0
+    # A stream's thread looks up this often (seconds): an end with a stream still open would take 30 otherwise.
+    params.sse_ping_interval = 1
     params.api_keys = [key]
     # No cache outside the slots: it would be shared by tenants.
     params.cache_ram_mib = 0
