@@ -555,7 +555,7 @@ async def test_a_dead_server_fails_its_requests_retryably_and_shows_in_health():
     stream = engine.submit(request)
     await until(stream, Delta)
     assert engine.healthy()
-    await engine._loaded.main.server.stop()
+    await asyncio.wait_for(engine._loaded.main.server.stop(), 15)
     ends = [(await rest(stream))[-1], (await collect(engine, next_)).end]
     assert all(isinstance(end, Failed) and end.code == "engine_fault" and end.retryable for end in ends)
     assert not engine.healthy()
