@@ -34,7 +34,7 @@ from workers.engines.meter import Meter
 from workers.engines.slots import Lease, SlotTable
 from workers.engines.tickets import Desk, Ticket
 from workers.gguf import Vocabulary, read_metadata
-from workers.models import handles_tools, locate
+from workers.models import locate
 
 _SELF_TEST: Final = "The capital of France is the city of"
 SELF_TEST_NATS: Final = 0.5
@@ -140,7 +140,6 @@ class LlamaCppEngine:
         template = str(metadata.get("tokenizer.chat_template") or "")
         features = ["json_object", "json_schema", "logprobs", "resume", "text"]
         features += ["chat"] if template else []
-        features += ["tools"] if handles_tools(template) else []
         return Capabilities(
             model=spec.model,
             version=spec.version,
