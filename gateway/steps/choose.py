@@ -14,6 +14,10 @@ def resolve(house: House, passage: Passage) -> Pool:
     model = entry.model or ask.model
     version = entry.version or house.fleet.newest(model)
     if version is None and not any(entry is known for known in house.settings.models):
+        if not house.fleet.workers:  # just started: what does not exist is not known yet
+            raise UnavailableError(
+                "No worker has announced itself yet.", code="no_worker", retry_after=2, retryable=True
+            )
         raise NotFoundError(
             f"The model '{ask.model}' does not exist or you do not have access to it.",
             code="model_not_found",
