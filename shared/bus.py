@@ -148,7 +148,8 @@ class Bus:
             if self._client.is_connected:
                 await self._client.flush(timeout=2)
             await self._client.close()
-        except (OSError, nats.errors.Error, TimeoutError) as error:
+        except (OSError, RuntimeError, nats.errors.Error, TimeoutError) as error:
+            # RuntimeError: uvloop's word for a socket that is closed already, where asyncio only logs.
             log.debug("close_failed", error=repr(error))
 
     async def _disconnected(self) -> None:
