@@ -43,7 +43,11 @@ def run(settings: Settings) -> None:
 async def serve(settings: Settings) -> None:
     """The same inside a running loop."""
     gateway, admin = settings.gateway, settings.admin
-    with _listen(gateway.host, gateway.port) as tenants, _listen(admin.host, admin.port) as operators:
+    patience_s = 2 * settings.limits.stalled_s
+    with (
+        _listen(gateway.host, gateway.port, patience_s) as tenants,
+        _listen(admin.host, admin.port, patience_s) as operators,
+    ):
         async with opened(settings) as house:
             servers = [_server(tenant_app(house), settings), _server(admin_app(house), settings)]
             async with asyncio.TaskGroup() as group:
@@ -104,9 +108,14 @@ def _server(app: Litestar, settings: Settings) -> _Server:
     )
 
 
-def _listen(host: str, port: int) -> socket.socket:
+def _listen(host: str, port: int, patience_s: float) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
-        return socket.create_server((host, port), family=family, backlog=2048)
+        listener = socket.create_server((host, port), family=family, backlog=2048)
     except OSError as error:
         raise StartError(f"cannot listen on {host}:{port}: {error.strerror or error}") from error
+    # Inherited by every connection: closing one whose peer reads nothing waits for that peer, for ever if need be, and
+    # only the kernel (tcp(7)) ends it. It counts from the last time the peer made room, so slow readers are safe.
+    if hasattr(socket, "TCP_USER_TIMEOUT"):
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(patience_s * 1000))
+    return listener
