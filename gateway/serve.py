@@ -8,6 +8,7 @@ import asyncio
 import contextlib
 import signal
 import socket
+import ssl
 from collections.abc import Iterator, Sequence
 
 import structlog
@@ -19,6 +20,7 @@ from gateway.app import admin_app, tenant_app
 from gateway.context import House
 from gateway.http.connection import Connection
 from gateway.lifespan import opened
+from gateway.tls import CertificateWatch, make_context
 from shared.errors import SettingsError, StartError, UnavailableError
 from shared.settings import Settings
 from shared.telemetry import configure_logs
@@ -30,33 +32,41 @@ _LAST_WORDS_S = 2.0
 
 def run(settings: Settings) -> None:
     """Serve until SIGTERM or SIGINT. Raises SettingsError, StartError, BusError or StoreError if it cannot begin."""
-    for name, value in (
-        ("tls.certificate", settings.tls.certificate),
-        ("telemetry.otlp_endpoint", settings.telemetry.otlp_endpoint),
-    ):
-        if value:  # better refused than believed
-            raise SettingsError(f"{name}: is not served by this release yet; leave it empty")
+    if settings.telemetry.otlp_endpoint:  # better refused than believed
+        raise SettingsError("telemetry.otlp_endpoint: is not served by this release yet; leave it empty")
     configure_logs(settings.gateway.name, settings.telemetry.log_level, settings.telemetry.log_directory)
     uvloop.run(serve(settings))
 
 
 async def serve(settings: Settings) -> None:
     """The same inside a running loop."""
-    gateway, admin = settings.gateway, settings.admin
+    gateway, admin, tls = settings.gateway, settings.admin, settings.tls
+    context = make_context(tls) if tls.certificate else None
     patience_s = 2 * settings.limits.stalled_s
     with (
         _listen(gateway.host, gateway.port, patience_s) as tenants,
         _listen(admin.host, admin.port, patience_s) as operators,
     ):
         async with opened(settings) as house:
-            servers = [_server(tenant_app(house), settings), _server(admin_app(house), settings)]
+            servers = [_server(tenant_app(house), settings, context), _server(admin_app(house), settings)]
             async with asyncio.TaskGroup() as group:
+                watch = _watch_certificate(group, context, settings)
                 group.create_task(servers[0].serve([tenants]), name="tenants' door")
                 group.create_task(servers[1].serve([operators]), name="operators' door")
-                group.create_task(_until_told(house, servers), name="signals")
+                group.create_task(_until_told(house, servers, watch), name="signals")
 
 
-async def _until_told(house: House, servers: Sequence[uvicorn.Server]) -> None:
+def _watch_certificate(
+    group: asyncio.TaskGroup, context: ssl.SSLContext | None, settings: Settings
+) -> "asyncio.Task[None] | None":
+    if context is None:
+        return None
+    watch = CertificateWatch(context, settings.tls)
+    asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, watch.reload)
+    return group.create_task(watch.run(), name="certificate")
+
+
+async def _until_told(house: House, servers: Sequence[uvicorn.Server], watch: "asyncio.Task[None] | None") -> None:
     loop = asyncio.get_running_loop()
     told = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -71,6 +81,8 @@ async def _until_told(house: House, servers: Sequence[uvicorn.Server]) -> None:
     await _quiet(house, _LAST_WORDS_S)
     for server in servers:
         server.should_exit = True
+    if watch is not None:
+        watch.cancel()
 
 
 async def _quiet(house: House, within_s: float) -> None:
@@ -89,23 +101,24 @@ class _Server(uvicorn.Server):
         yield
 
 
-def _server(app: Litestar, settings: Settings) -> _Server:
-    return _Server(
-        uvicorn.Config(
-            app,
-            http=Connection,
-            ws="none",
-            lifespan="off",
-            log_config=None,
-            access_log=False,
-            server_header=False,
-            proxy_headers=False,
-            timeout_keep_alive=max(1, int(settings.gateway.keepalive_s)),
-            timeout_graceful_shutdown=1,
-            limit_concurrency=settings.gateway.max_connections,
-            backlog=2048,
-        )
+def _server(app: Litestar, settings: Settings, context: ssl.SSLContext | None = None) -> _Server:
+    config = uvicorn.Config(
+        app,
+        http=Connection,
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,
+        timeout_keep_alive=max(1, int(settings.gateway.keepalive_s)),
+        timeout_graceful_shutdown=1,
+        limit_concurrency=settings.gateway.max_connections,
+        backlog=2048,
     )
+    config.load()
+    config.ssl = context
+    return _Server(config)
 
 
 def _listen(host: str, port: int, patience_s: float) -> socket.socket:

@@ -59,14 +59,16 @@ class AdminSettings(_Section, frozen=True):
 
 
 class TlsSettings(_Section, frozen=True):
-    """Certificate files of the tenants' door. Not served yet: the gateway refuses to start with a certificate set."""
+    """TLS 1.2 or newer at the tenants' door. Changed files are loaded within 2 s, or at once on SIGHUP."""
 
     certificate: str = ""
-    """Certificate chain, PEM."""
+    """Certificate chain, PEM; empty serves plain HTTP."""
     key: str = ""
     """Private key of the certificate, PEM."""
     client_ca: str = ""
     """Authorities whose client certificates are demanded, PEM; empty demands none."""
+    offloaded: bool = False
+    """A proxy in front terminates TLS: profile `prod` then allows plain HTTP beyond loopback."""
 
 
 class NatsSettings(_Section, frozen=True):

@@ -1,5 +1,6 @@
 """What single keys cannot say: which settings must agree with each other before anything starts."""
 
+import ipaddress
 from collections.abc import Iterable, Iterator, Sequence
 
 import msgspec
@@ -55,6 +56,17 @@ def _tls(settings: Settings) -> Iterator[Problem]:
         yield Problem("tls.certificate", "must be set, as tls.key is", ("tls.certificate",))
     if tls.client_ca and not tls.certificate:
         yield Problem("tls.client_ca", "needs tls.certificate and tls.key", ("tls.client_ca", "tls.certificate"))
+    host = settings.gateway.host
+    if settings.profile == "prod" and not (tls.certificate or tls.offloaded or _is_loopback(host)):
+        about = ("tls.certificate", "tls.offloaded", "gateway.host")
+        yield Problem("tls.certificate", f"must be set: keys would cross {host!r} in plain text", about)
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 def _bus_and_store(settings: Settings) -> Iterator[Problem]:

@@ -5,7 +5,7 @@ import pytest
 from shared.errors import SettingsError
 from shared.settings_load import load
 
-PROD = {"profile": "prod", "nats.url": "nats://bus:4222"}
+PROD = {"profile": "prod", "nats.url": "nats://bus:4222", "tls.certificate": "c", "tls.key": "k"}
 RULES = [
     ({"gateway.port": 9, "admin.port": 9}, "admin.port", {"admin.port": 10}),
     ({"gateway.port": 8081}, "admin.port", {"admin.port": 0}),
@@ -15,7 +15,9 @@ RULES = [
     ({"tls.certificate": "c"}, "tls.key", {"tls.key": "k"}),
     ({"tls.key": "k"}, "tls.certificate", {"tls.certificate": "c"}),
     ({"tls.client_ca": "a"}, "tls.client_ca", {"tls.certificate": "c", "tls.key": "k"}),
-    ({"profile": "prod"}, "nats.url", {"nats.url": "nats://bus:4222"}),
+    ({**PROD, "nats.url": ""}, "nats.url", {"nats.url": "nats://bus:4222"}),
+    ({**PROD, "tls.certificate": "", "tls.key": ""}, "tls.certificate", {"gateway.host": "::1"}),
+    ({**PROD, "tls.certificate": "", "tls.key": ""}, "tls.certificate", {"tls.offloaded": True}),
     ({**PROD, "workers.0.engine": "null"}, "workers.0.engine", {"profile": "test"}),
     ({"store.url": "sqlite:///x"}, "store.url", {"store.url": "sqlite+aiosqlite:///x"}),
     ({"store.url": "sqlite+aiosqlite:///:memory:"}, "store.url", {"store.url": "sqlite+aiosqlite:////x/y"}),
