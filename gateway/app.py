@@ -4,14 +4,14 @@ from typing import Any
 
 import structlog
 from litestar import Litestar, Request, Response
-from litestar.di import Provide
 from litestar.exceptions import HTTPException, MethodNotAllowedException
 from litestar.exceptions import NotFoundException as LitestarNotFound
+from litestar.handlers import HTTPRouteHandler
 
 from gateway.context import House
 from gateway.http import problems
-from gateway.http.health import health_routes, metrics
-from gateway.http.openai import chat_completions, completions, get_model, list_models
+from gateway.http.health import health_routes, metrics_route
+from gateway.http.openai import openai_routes
 from gateway.steps.accept import request_id
 from shared.errors import HttpError, InvalidRequestError, MethodNotAllowedError, NotFoundError
 
@@ -21,27 +21,17 @@ log = structlog.get_logger("http")
 def tenant_app(house: House) -> Litestar:
     """OpenAI's routes and the probes."""
     gateway = house.settings.gateway
-    return _app(
-        house,
-        [
-            chat_completions,
-            completions,
-            list_models,
-            get_model,
-            *health_routes(gateway.health_path, gateway.ready_path),
-        ],
-    )
+    return _app([*openai_routes(house), *health_routes(house, gateway.health_path, gateway.ready_path)])
 
 
 def admin_app(house: House) -> Litestar:
     """Metrics and probes."""
-    return _app(house, [metrics, *health_routes("/health", "/ready")])
+    return _app([metrics_route(house), *health_routes(house, "/health", "/ready")])
 
 
-def _app(house: House, routes: list[Any]) -> Litestar:
+def _app(routes: list[HTTPRouteHandler]) -> Litestar:
     return Litestar(
         route_handlers=routes,
-        dependencies={"house": Provide(lambda: house, sync_to_thread=False)},
         exception_handlers={Exception: _refuse},
         openapi_config=None,
         logging_config=None,

@@ -38,6 +38,10 @@ class Line:
     def __len__(self) -> int:
         return sum(len(line) for line in self._lines.values())
 
+    def empty(self, pool: Pool) -> bool:
+        """Nobody waits for `pool`: whoever comes may be served at once."""
+        return pool not in self._lines
+
     def room(self, tenant: str) -> str:
         """Empty if one more fits, else whose bound is reached: "tenant" or "total"."""
         if self._tenants.get(tenant, 0) >= self._per_tenant:

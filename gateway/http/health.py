@@ -12,7 +12,7 @@ from litestar.handlers import HTTPRouteHandler
 from gateway.context import House
 
 
-def health_routes(health_path: str, ready_path: str) -> list[HTTPRouteHandler]:
+def health_routes(house: House, health_path: str, ready_path: str) -> list[HTTPRouteHandler]:
     """The two probes at their configured paths; no key is needed."""
 
     @get(health_path)
@@ -21,7 +21,7 @@ def health_routes(health_path: str, ready_path: str) -> list[HTTPRouteHandler]:
         return {"status": "ok"}
 
     @get(ready_path)
-    async def ready(house: House) -> Response[dict[str, Any]]:
+    async def ready() -> Response[dict[str, Any]]:
         """200 when a request can be served now, else 503; the body says what is missing."""
         workers = [
             {
@@ -48,7 +48,12 @@ def health_routes(health_path: str, ready_path: str) -> list[HTTPRouteHandler]:
     return [health, ready]
 
 
-@get("/metrics")
-async def metrics(house: House) -> Response[bytes]:
-    """Gateway and fleet in Prometheus' text format."""
-    return Response(house.meters.scrape(), headers={"content-type": "text/plain; version=0.0.4; charset=utf-8"})
+def metrics_route(house: House) -> HTTPRouteHandler:
+    """`/metrics`, for the operators' door."""
+
+    @get("/metrics")
+    async def metrics() -> Response[bytes]:
+        """Gateway and fleet in Prometheus' text format."""
+        return Response(house.meters.scrape(), headers={"content-type": "text/plain; version=0.0.4; charset=utf-8"})
+
+    return metrics

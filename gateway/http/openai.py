@@ -3,6 +3,7 @@
 from typing import Any
 
 from litestar import Request, Response, get, post
+from litestar.handlers import HTTPRouteHandler
 from litestar.types import ASGIApp
 
 from gateway.context import House
@@ -14,38 +15,40 @@ from shared.errors import NotFoundError
 Asked = Request[Any, Any, Any]
 
 
-@post("/v1/chat/completions", status_code=200)
-async def chat_completions(house: House) -> ASGIApp:
-    """Answer a conversation, streamed or whole."""
-    return Answering(house, "chat")
+def openai_routes(house: House) -> list[HTTPRouteHandler]:
+    """All of them, over one house; closures, since dependency injection costs a twentieth of a short request."""
 
+    @post("/v1/chat/completions", status_code=200)
+    async def chat_completions() -> ASGIApp:
+        """Answer a conversation, streamed or whole."""
+        return Answering(house, "chat")
 
-@post("/v1/completions", status_code=200)
-async def completions(house: House) -> ASGIApp:
-    """Continue a text, streamed or whole."""
-    return Answering(house, "completion")
+    @post("/v1/completions", status_code=200)
+    async def completions() -> ASGIApp:
+        """Continue a text, streamed or whole."""
+        return Answering(house, "completion")
 
+    @get("/v1/models")
+    async def list_models(request: Asked) -> Response[bytes]:
+        """The models that this key may use: configured or announced by a worker."""
+        _identify(house, request)
+        names = sorted(house.fleet.models() | {entry.name for entry in house.settings.models})
+        return _json(model_list(ModelCard(id=name, created=house.created) for name in names))
 
-@get("/v1/models")
-async def list_models(house: House, request: Asked) -> Response[bytes]:
-    """The models that this key may use: configured or announced by a worker."""
-    _identify(house, request)
-    names = sorted(house.fleet.models() | {entry.name for entry in house.settings.models})
-    return _json(model_list(ModelCard(id=name, created=house.created) for name in names))
+    @get("/v1/models/{model:path}")
+    async def get_model(request: Asked, model: str) -> Response[bytes]:
+        """One model."""
+        _identify(house, request)
+        name = model.removeprefix("/")
+        if name not in house.fleet.models() and all(entry.name != name for entry in house.settings.models):
+            raise NotFoundError(
+                f"The model '{name}' does not exist or you do not have access to it.",
+                code="model_not_found",
+                param="model",
+            )
+        return _json(model_card(ModelCard(id=name, created=house.created)))
 
-
-@get("/v1/models/{model:path}")
-async def get_model(house: House, request: Asked, model: str) -> Response[bytes]:
-    """One model."""
-    _identify(house, request)
-    name = model.removeprefix("/")
-    if name not in house.fleet.models() and all(entry.name != name for entry in house.settings.models):
-        raise NotFoundError(
-            f"The model '{name}' does not exist or you do not have access to it.",
-            code="model_not_found",
-            param="model",
-        )
-    return _json(model_card(ModelCard(id=name, created=house.created)))
+    return [chat_completions, completions, list_models, get_model]
 
 
 def _identify(house: House, request: Asked) -> None:

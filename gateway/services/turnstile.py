@@ -13,9 +13,7 @@ from shared.errors import DeadlineError, RateLimitError, UnavailableError
 from shared.settings import LimitSettings
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-
+    
 class Turnstile:
     """One per gateway."""
 
@@ -25,7 +23,6 @@ class Turnstile:
         self._limits = limits
         self._futures: dict[Ticket, asyncio.Future[str]] = {}
         self._look_soon: asyncio.Handle | None = None
-        self.waited: Callable[[float], None] = lambda _seconds: None
 
     def ticket(self, pool: Pool, tenant: str, now: float) -> Ticket:
         """A wish for a slot; it keeps its age when it has to ask again."""
@@ -38,11 +35,13 @@ class Turnstile:
         DeadlineError or UnavailableError when the queue deadline passes.
         """
         loop = asyncio.get_running_loop()
-        if not again:
+        if again:
+            self.line.rejoin(ticket)
+        elif self.line.empty(ticket.pool) and (at_once := self._pick(loop.time(), ticket)) is not None:
+            return at_once
+        else:
             self._refuse_if_full(ticket)
             self.line.join(ticket)
-        else:
-            self.line.rejoin(ticket)
         future: asyncio.Future[str] = loop.create_future()
         self._futures[ticket] = future
         self.look()
@@ -58,29 +57,28 @@ class Turnstile:
         finally:
             self._futures.pop(ticket, None)
             self.line.leave(ticket)
-        self.waited(loop.time() - ticket.entered)
         return wid
 
     def look(self) -> None:
         """Something changed: serve everyone whose turn has come."""
         now = asyncio.get_running_loop().time()
-
-        def pick(ticket: Ticket) -> str | None:
-            view = self._fleet.pick(now, ticket.pool, ticket.avoid)
-            if view is None and ticket.avoid:
-                # Nobody else can: the worker that did not answer gets another chance.
-                view = self._fleet.pick(now, ticket.pool)
-            if view is None:
-                return None
-            self._fleet.take(view.wid)
-            return view.wid
-
-        for ticket, wid in self.line.dispatch(now, pick):
+        for ticket, wid in self.line.dispatch(now, lambda ticket: self._pick(now, ticket)):
             future = self._futures.get(ticket)
             if future is None or future.done():
                 self._fleet.give(wid, self._fleet.workers[wid].ann.wep)
             else:
                 future.set_result(wid)
+
+    def _pick(self, now: float, ticket: Ticket) -> str | None:
+        """The worker for a ticket, counted as taken; None if none has room."""
+        view = self._fleet.pick(now, ticket.pool, ticket.avoid)
+        if view is None and ticket.avoid:
+            # Nobody else can: the worker that did not answer gets another chance.
+            view = self._fleet.pick(now, ticket.pool)
+        if view is None:
+            return None
+        self._fleet.take(view.wid)
+        return view.wid
 
     def look_later(self) -> None:
         """A worker just refused: look again when it may be asked again."""
