@@ -5,15 +5,13 @@ again whenever something changed, and gives up at the queue deadline.
 """
 
 import asyncio
-from typing import TYPE_CHECKING
 
 from gateway.core.fleet import COOL_S, Fleet, Pool
 from gateway.core.line import Line, Ticket
 from shared.errors import DeadlineError, RateLimitError, UnavailableError
 from shared.settings import LimitSettings
 
-if TYPE_CHECKING:
-    
+
 class Turnstile:
     """One per gateway."""
 
