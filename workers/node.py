@@ -93,9 +93,10 @@ class Node:
             ]
             try:
                 await self._load()
-                owned.append(group.create_task(self._watch(), name="watch"))
+                watch = group.create_task(self._watch(), name="watch")
+                owned.append(watch)
                 await self.stopping.wait()
-                await self._drain()
+                await self._drain(watch)
             finally:
                 for task in owned:
                     task.cancel()
@@ -115,11 +116,12 @@ class Node:
         self._announcer.changed()
         log.info("worker_ready", worker=self.wid, model=self.spec.model, version=self.spec.version)
 
-    async def _drain(self) -> None:
+    async def _drain(self, watch: asyncio.Task[None]) -> None:
         """Take nothing new, finish what runs (at most 25 s), then end the rest as retryable and send that too."""
         self.life.to("draining", "stopping")
         self._announcer.changed()
         await self._quiet(_DRAIN_S)
+        watch.cancel()  # an engine that is being unloaded is not healthy, and need not be
         await self._engine.unload()
         await self._quiet(_LAST_WORDS_S)
         await self._announcer.announce()
