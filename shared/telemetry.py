@@ -1,4 +1,4 @@
-"""Logs and metrics: structlog as JSON lines, OpenTelemetry metrics with a Prometheus reader.
+"""Logs and metrics: structlog as JSON lines, OpenTelemetry metrics with a Prometheus reader. Traces: `shared.tracing`.
 
 Every attribute and metric name stands here and nowhere else. GenAI names follow OpenTelemetry's semantic conventions,
 kept as our own constants so that a change there is a change here. Neither prompts, answers nor keys are
@@ -23,12 +23,67 @@ OUTCOME = "outcome"
 KIND = "kind"
 WORKER = "worker"
 STATE = "state"
+POOL = "pool"
+VERSION = "version"
+DEVICE = "device"
+DRIVER = "driver"
+RUNTIME = "runtime"
+KERNEL = "kernel"
+BATCH = "batch"
+REASON = "reason"
 
 REQUEST_DURATION = "gen_ai.server.request.duration"
 TIME_TO_FIRST_TOKEN = "gen_ai.server.time_to_first_token"  # noqa: S105
 TIME_PER_OUTPUT_TOKEN = "gen_ai.server.time_per_output_token"  # noqa: S105
 TOKENS = "evenflow.tokens"
 QUEUE_SECONDS = "evenflow.queue.duration"
+
+# Spans, in the order in which they open, and the events in them.
+SPAN_GATEWAY = "gateway"
+SPAN_QUEUE = "queue"
+SPAN_DISPATCH = "dispatch"
+SPAN_RELAY = "relay"
+SPAN_WORKER = "worker"
+SPAN_PREFILL = "prefill"
+SPAN_DECODE = "decode"
+EVENT_FIRST_TOKEN = "first_token"  # noqa: S105
+EVENT_RETRIED = "retried"
+EVENT_RESUMED = "resumed"
+
+# Attributes of spans.
+OPERATION = "gen_ai.operation.name"
+PROVIDER = "gen_ai.provider.name"
+RESPONSE_MODEL = "gen_ai.response.model"
+RESPONSE_ID = "gen_ai.response.id"
+FINISH_REASONS = "gen_ai.response.finish_reasons"
+MAX_TOKENS = "gen_ai.request.max_tokens"
+CHOICES = "gen_ai.request.choice.count"
+INPUT_TOKENS = "gen_ai.usage.input_tokens"
+OUTPUT_TOKENS = "gen_ai.usage.output_tokens"
+CACHED_TOKENS = "gen_ai.usage.cache_read.input_tokens"
+HTTP_METHOD = "http.request.method"
+HTTP_ROUTE = "http.route"
+HTTP_STATUS = "http.response.status_code"
+ERROR_TYPE = "error.type"
+REQUEST_ID = "evenflow.request.id"
+TENANT_ID = "evenflow.tenant.id"
+SPAN_OUTCOME = "evenflow.outcome"
+STREAMED = "evenflow.stream"
+MODEL_VERSION = "evenflow.model.version"
+WORKER_NAME = "evenflow.worker.name"
+ATTEMPT_CHOICE = "evenflow.attempt.choice"
+ATTEMPT_NUMBER = "evenflow.attempt.number"
+REFUSAL = "evenflow.refusal"
+CANCELLED_FOR = "evenflow.cancelled_for"
+DRAFT_ACCEPTED = "evenflow.draft.accepted"
+DRAFT_PROPOSED = "evenflow.draft.proposed"
+DEVICE_SECONDS = "evenflow.device.seconds"
+DEVICE_KIND = "evenflow.device.kind"
+DEVICE_RUNTIME = "evenflow.device.runtime"
+DEVICE_KERNEL = "evenflow.device.kernel"
+RESUMED_TOKENS = "evenflow.resumed.tokens"
+
+PROVIDER_NAME = "evenflow"
 
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
 _LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
