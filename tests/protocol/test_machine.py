@@ -6,20 +6,23 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from shared.protocol import Timing
 from tests.protocol.sim import World
 
 PROVE = os.environ.get("EVENFLOW_PROVE") == "1"
 ENDLESS = 1_000_000
 WORKERS = ("w1", "w2")
 NODES = ("g1", *WORKERS)
+# The narrow window is full most of the time.
+TIMINGS = (Timing(), Timing(window_frames=8, window_bytes=2000, frame_bytes=300, credit_frames=4))
 
 
 class BothEnds(RuleBasedStateMachine):
     """Teardown mends everything and checks that exactly one terminal came, and that nothing is left anywhere."""
 
-    @initialize(seed=st.integers(0, 2**32), decide=st.sampled_from([0.0, 0.1, 0.4]))
-    def build(self, seed, decide):
-        self.world = World(len(WORKERS), seed=seed)
+    @initialize(seed=st.integers(0, 2**32), decide=st.sampled_from([0.0, 0.1, 0.4]), timing=st.sampled_from(TIMINGS))
+    def build(self, seed, decide, timing):
+        self.world = World(len(WORKERS), timing=timing, seed=seed)
         self.world.decide_delay = decide
 
     def node(self, name):
@@ -88,8 +91,9 @@ class BothEnds(RuleBasedStateMachine):
             assert len(peer.ended) <= 4096
         for worker in self.world.workers.values():
             for box in worker.end._boxes.values():
-                assert len(box._in_flight) <= 512
-                assert box._weight <= 4 * 2**20
+                assert len(box._in_flight) <= self.world.timing.window_frames
+                assert box._weight <= self.world.timing.window_bytes
+                assert len(box.tombs) <= self.world.timing.tombstones
 
     def teardown(self):
         if hasattr(self, "world"):
