@@ -17,6 +17,7 @@ from gateway.services.meters import Meters
 from gateway.services.streams import Attempt, Streams
 from gateway.services.turnstile import Turnstile
 from shared.settings import ModelSettings, Settings
+from shared.tracing import NO_TRACE, Trace, Tracing
 
 Endpoint = Literal["chat", "completion"]
 Headers = list[tuple[bytes, bytes]]
@@ -70,6 +71,7 @@ class House(msgspec.Struct, frozen=True, eq=False):
     turnstile: Turnstile
     concurrency: Concurrency
     meters: Meters
+    tracing: Tracing
     draining: asyncio.Event
 
 
@@ -81,11 +83,14 @@ class Arrival(msgspec.Struct, frozen=True, kw_only=True):
     arrived: float
     deadline: float
     created: int
-    traceparent: str | None = None
+    trace: Trace
 
 
 class Passage(msgspec.Struct, eq=False, kw_only=True):
-    """A request whose key and body are good, on its way; the later steps fill in the rest."""
+    """A request whose key and body are good, on its way; the later steps fill in the rest.
+
+    `relaying` is the span of the relay, where its first token is marked.
+    """
 
     arrival: Arrival
     principal: Principal
@@ -97,3 +102,4 @@ class Passage(msgspec.Struct, eq=False, kw_only=True):
     attempts: list[Attempt] = []
     first_token_at: float | None = None
     queued_s: float = 0.0
+    relaying: Trace = NO_TRACE

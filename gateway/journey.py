@@ -15,11 +15,12 @@ from gateway.context import Endpoint, Exchange, House, Passage
 from gateway.outcome import late
 from gateway.steps import accept, authenticate, budget, choose, dispatch, relay, settle
 from shared.errors import ClientGoneError, HttpError
+from shared.tracing import Trace
 
 
-async def run(house: House, exchange: Exchange, endpoint: Endpoint, request_id: str) -> None:
+async def run(house: House, exchange: Exchange, endpoint: Endpoint, request_id: str, trace: Trace) -> None:
     """Serve one request. Raises HttpError while nothing was sent yet, ClientGoneError when nobody listens any more."""
-    arrival = accept.accept(house, exchange, endpoint, request_id, asyncio.get_running_loop().time())
+    arrival = accept.accept(house, exchange, endpoint, request_id, asyncio.get_running_loop().time(), trace=trace)
     passage: Passage | None = None
     outcome = "internal_error"
     with house.meters.flight():
@@ -44,6 +45,7 @@ async def run(house: House, exchange: Exchange, endpoint: Endpoint, request_id: 
             outcome = error.code or "error"
             if not exchange.started:
                 raise
+            trace.failed(error)
             await relay.broken(exchange, error)
         finally:
             settle.settle(house, arrival, passage, outcome)
@@ -68,7 +70,7 @@ async def _place(house: House, passage: Passage, choice: int) -> None:
     ticket = choose.ticket(house, passage, began)
     try:
         for number in itertools.count():
-            wid = await choose.turn(house, ticket, again=number > 0)
+            wid = await choose.turn(house, passage, ticket, again=number > 0)
             passage.queued_s = max(passage.queued_s, loop.time() - began)
             name = dispatch.AttemptName(choice, number)
             if await dispatch.dispatch(house, passage, ticket, wid, name) is not None:

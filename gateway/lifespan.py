@@ -20,6 +20,7 @@ from gateway.store.store import Store
 from shared.bus import Bus
 from shared.settings import Settings
 from shared.telemetry import Metrics
+from shared.tracing import Tracing
 
 log = structlog.get_logger("lifespan")
 
@@ -29,13 +30,14 @@ async def opened(settings: Settings) -> AsyncIterator[House]:
     """The whole house, running. An owner task that dies ends the `async with` with its error."""
     epoch = secrets.token_hex(8)
     metrics = Metrics("evenflow-gateway")
+    tracing = Tracing.configured("evenflow-gateway", settings.gateway.name, settings.telemetry)
     store = await Store.open(settings)
     bus = Bus(settings.gateway.name, epoch)
     try:
         keyring = Keyring(store.pepper, time.time)
         keyring.load(await store.snapshot())
         await bus.connect(settings.nats.url, credentials=settings.nats.credentials)
-        house = _build(settings, epoch, bus, keyring, Meters(metrics))
+        house = _build(settings, epoch, bus, keyring, Meters(metrics), tracing=tracing)
         feed = FleetFeed(bus, house.fleet, house.streams, house.turnstile.look)
         await house.streams.open()
         await feed.open()
@@ -54,10 +56,11 @@ async def opened(settings: Settings) -> AsyncIterator[House]:
     finally:
         await bus.close()
         await store.close()
+        await tracing.close()
         metrics.close()
 
 
-def _build(settings: Settings, epoch: str, bus: Bus, keyring: Keyring, meters: Meters) -> House:
+def _build(settings: Settings, epoch: str, bus: Bus, keyring: Keyring, meters: Meters, *, tracing: Tracing) -> House:
     fleet = Fleet()
     streams = Streams(settings.gateway.name, epoch, bus, fleet, settings.limits)
     turnstile = Turnstile(fleet, settings.limits)
@@ -65,6 +68,8 @@ def _build(settings: Settings, epoch: str, bus: Bus, keyring: Keyring, meters: M
     streams.ended = meters.ended
     concurrency = Concurrency()
     meters.watch(fleet, streams, turnstile, concurrency)
+    if tracing.pipe is not None:
+        meters.watch_traces(tracing.pipe)
     bus.on_disconnect = streams.disconnected
     bus.on_reconnect = streams.reconnected
     return House(
@@ -77,5 +82,6 @@ def _build(settings: Settings, epoch: str, bus: Bus, keyring: Keyring, meters: M
         turnstile=turnstile,
         concurrency=concurrency,
         meters=meters,
+        tracing=tracing,
         draining=asyncio.Event(),
     )

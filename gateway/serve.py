@@ -21,7 +21,7 @@ from gateway.context import House
 from gateway.http.connection import Connection
 from gateway.lifespan import opened
 from gateway.tls import CertificateWatch, make_context
-from shared.errors import SettingsError, StartError, UnavailableError
+from shared.errors import StartError, UnavailableError
 from shared.settings import Settings
 from shared.telemetry import configure_logs
 
@@ -32,8 +32,6 @@ _LAST_WORDS_S = 2.0
 
 def run(settings: Settings) -> None:
     """Serve until SIGTERM or SIGINT. Raises SettingsError, StartError, BusError or StoreError if it cannot begin."""
-    if settings.telemetry.otlp_endpoint:  # better refused than believed
-        raise SettingsError("telemetry.otlp_endpoint: is not served by this release yet; leave it empty")
     configure_logs(settings.gateway.name, settings.telemetry.log_level, settings.telemetry.log_directory)
     uvloop.run(serve(settings))
 

@@ -154,7 +154,9 @@ class TelemetrySettings(_Section, frozen=True):
     log_directory: str = ""
     """Directory of log files; empty means standard error."""
     otlp_endpoint: Url = ""
-    """`http://host:4318`, where traces go; empty sends none."""
+    """`http://host:4318`, where traces go by OTLP over HTTP; empty makes none."""
+    sample_ratio: Annotated[float, Meta(ge=0, le=1)] = 1.0
+    """Share of the requests that are traced; who sends a `traceparent` has decided for that request."""
 
 
 class LimitSettings(_Section, frozen=True):

@@ -10,7 +10,7 @@ import asyncio
 import re
 from collections.abc import Mapping
 from types import TracebackType
-from typing import ClassVar, Final, Literal, Self
+from typing import TYPE_CHECKING, ClassVar, Final, Literal, Self
 
 from opentelemetry import trace as api
 from opentelemetry.context import Context
@@ -20,6 +20,10 @@ from opentelemetry.sdk.trace.sampling import ParentBased, TraceIdRatioBased
 
 from shared import telemetry
 from shared.errors import ClientGoneError, HttpError
+from shared.settings import TelemetrySettings
+
+if TYPE_CHECKING:
+    from shared.otlp import SpanPipe
 
 HEADER: Final = "traceparent"
 _TRACEPARENT = re.compile(r"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(-.*)?")
@@ -156,6 +160,7 @@ class Tracing:
         sample_ratio: float = 1.0,
         processor: SpanProcessor | None = None,
     ) -> None:
+        self.pipe: SpanPipe | None = None
         self._tracer: api.Tracer | None = None
         if processor is None:
             return
@@ -167,6 +172,23 @@ class Tracing:
         )
         provider.add_span_processor(processor)
         self._tracer = provider.get_tracer("evenflow")
+
+    @classmethod
+    def configured(cls, service: str, instance: str, settings: TelemetrySettings) -> Self:
+        """As the settings say: spans go to their receiver, or are not made. To be closed."""
+        if not settings.otlp_endpoint:
+            return cls()
+        from shared.otlp import span_pipe  # noqa: PLC0415 -- its libraries take memory that only traces need
+
+        pipe = span_pipe(settings.otlp_endpoint)
+        made = cls(service, instance, sample_ratio=settings.sample_ratio, processor=pipe)
+        made.pipe = pipe
+        return made
+
+    async def close(self) -> None:
+        """Send the last spans, which takes little time or fails. Never raises."""
+        if self.pipe is not None:
+            await asyncio.to_thread(self.pipe.close)
 
     def open(self, name: str, traceparent: str | None, kind: Kind = "server") -> Trace:
         """The first span here of a trace that another process may have begun: `traceparent` is its header, if any.

@@ -58,11 +58,13 @@ def _run(settings: Settings, worker: WorkerSettings) -> None:
 
 async def _serve(settings: Settings, worker: WorkerSettings) -> None:
     from shared.bus import Bus  # noqa: PLC0415
+    from shared.tracing import Tracing  # noqa: PLC0415
     from workers.compose import make_engine, spec_for  # noqa: PLC0415
     from workers.node import Node  # noqa: PLC0415
 
     node_bus = Bus(worker.name, os.urandom(8).hex())
-    node = Node(worker, spec_for(worker), make_engine(worker), node_bus)
+    tracing = Tracing.configured("evenflow-worker", worker.name, settings.telemetry)
+    node = Node(worker, spec_for(worker), make_engine(worker), node_bus, tracing)
     await node_bus.connect(settings.nats.url, credentials=settings.nats.credentials)
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -71,6 +73,7 @@ async def _serve(settings: Settings, worker: WorkerSettings) -> None:
         await node.run()
     finally:
         await node_bus.close()
+        await tracing.close()
 
 
 def _leaves(group: BaseException) -> list[BaseException]:

@@ -18,6 +18,7 @@ from shared.errors import EvenflowError, InvalidRequestError, ProtocolError
 from shared.protocol import Abort, Answer, Orphaned, SendFrame, Start, WorkerEnd
 from shared.pump import Pump
 from shared.settings import WorkerSettings
+from shared.tracing import HEADER, Tracing
 from workers.announce import Announcer, announcement
 from workers.core.admission import RefusedError, engine_request, refused
 from workers.core.lifecycle import Lifecycle
@@ -34,6 +35,7 @@ from workers.engines.base import (
     Started,
 )
 from workers.models import encode_input
+from workers.spans import JobSpans
 
 log = structlog.get_logger("node")
 
@@ -52,6 +54,7 @@ class Running(msgspec.Struct, eq=False):
     """One job in this worker."""
 
     job: wire.Job
+    spans: JobSpans
     task: asyncio.Task[None] | None = None
     turn: asyncio.Event = msgspec.field(default_factory=asyncio.Event)
     engine_id: str = ""  # set while the engine has it
@@ -62,7 +65,9 @@ class Running(msgspec.Struct, eq=False):
 class Node:
     """One engine on the bus."""
 
-    def __init__(self, settings: WorkerSettings, spec: EngineSpec, engine: Engine, bus: Bus) -> None:
+    def __init__(
+        self, settings: WorkerSettings, spec: EngineSpec, engine: Engine, bus: Bus, tracing: Tracing | None = None
+    ) -> None:
         self.settings = settings
         self.spec = spec
         self.wid = settings.name
@@ -76,6 +81,8 @@ class Node:
         self._bus = bus
         self._capabilities: Capabilities | None = None
         self._running: dict[Key, Running] = {}
+        self._tracing = tracing or Tracing()
+        self._traceparent: str | None = None  # of the job that is being taken in
         self._pump: Pump[object] = Pump(self.end, self._carry_out, flush=self.end.flush, flush_at=self.end.flush_at)
         self._announcer = Announcer(self.wid, self._bus, self._announcement)
         bus.on_disconnect = lambda: self._fed(self.end.disconnected)
@@ -175,6 +182,7 @@ class Node:
         except msgspec.DecodeError as error:
             # Nothing to answer by: without a sid there is no reply that the gateway could match.
             raise ProtocolError(f"job from {gid}: {error}") from error
+        self._traceparent = (delivery.headers or {}).get(HEADER)
         self.end.job(_now(), gid, job, delivery.reply)
         await self._obey()
 
@@ -221,7 +229,8 @@ class Node:
             case Answer(reply_to=reply_to, reply=reply):
                 await self._bus.publish(str(reply_to), wire.encode(reply))
             case Start(gid=gid, sid=sid, job=job):
-                running = Running(job, taken_at=_now())
+                spans = JobSpans(self._tracing, self._traceparent, job, self.wid)
+                running = Running(job, spans, taken_at=_now())
                 self._running[gid, sid] = running
                 running.task = asyncio.get_running_loop().create_task(self._serve((gid, sid), running))
             case Abort(gid=gid, sid=sid, reason=reason):
@@ -243,6 +252,7 @@ class Node:
 
     async def _serve(self, key: Key, running: Running) -> None:
         gid, sid = key
+        running.spans.bind_log()
         prompt_tokens = 0
         try:
             request = await self._take(key, running)
@@ -251,18 +261,23 @@ class Node:
             if not running.aborted:
                 await self._generate(key, running, request)
             else:  # the cancel came together with the turn
+                running.spans.cancelled(running.aborted)
                 self.end.end(_now(), gid, sid, "cancelled", wire.Usage(prompt=prompt_tokens), wire.Timings())
         except RefusedError as refusal:
+            running.spans.refused(refusal.nack.code)
             self.end.answer(_now(), gid, sid, refusal.nack)
         except asyncio.CancelledError:
+            running.spans.cancelled(running.aborted)
             self.end.end(_now(), gid, sid, "cancelled", wire.Usage(prompt=prompt_tokens), wire.Timings())
         except Exception:
             log.exception("job_failed", aid=running.job.aid)
+            running.spans.fault("internal")
             nack = wire.Nack(wep=self.wep, sid=sid, code="internal", message="the worker could not take this request")
             self.end.answer(_now(), gid, sid, nack)  # counts only if nothing was answered yet
             usage = wire.Usage(prompt=prompt_tokens)
             self.end.fail(_now(), gid, sid, "engine_fault", "the worker failed", retryable=True, usage=usage)
         finally:
+            running.spans.end()
             self._running.pop(key, None)
             self.slots.release(key)
             self._moved.set()
@@ -312,7 +327,8 @@ class Node:
 
     async def _generate(self, key: Key, running: Running, request: EngineRequest) -> None:
         gid, sid = key
-        end, first = self.end, True
+        end, first, spans = self.end, True, running.spans
+        spans.prefilling(self._capabilities)
         running.engine_id = request.id
         queued_ms = (_now() - running.taken_at) * 1000
         async for event in self._engine.submit(request):
@@ -321,6 +337,7 @@ class Node:
                 case Delta(text, ids, logprobs):
                     if first:
                         first = False
+                        spans.first_token()
                         self.slots.decoding(key)
                         self._announcer.changed()
                     end.text(now, gid, sid, text, ids, logprobs)
@@ -330,8 +347,10 @@ class Node:
                     timings = wire.Timings(
                         queue_ms=queued_ms, prefill_ms=timings.prefill_ms, decode_ms=timings.decode_ms
                     )
+                    spans.finished(reason, usage, running.aborted)
                     end.end(now, gid, sid, reason, usage, timings)
                 case Failed(code=code, retryable=retryable, message=message, usage=usage):
+                    spans.failed(code, usage)
                     end.fail(now, gid, sid, code, message, retryable=retryable, usage=usage)
                 case Started():
                     continue

@@ -7,15 +7,21 @@ for `http.disconnect` and cancels the request, wherever it is: in the queue, bef
 import asyncio
 from typing import Any
 
+import structlog
+
 from gateway import journey
 from gateway.context import Endpoint, Headers, House
 from gateway.http import problems
 from gateway.steps.accept import request_id
-from shared.errors import ClientGoneError, DeadlineError, HttpError, PayloadTooLargeError
+from shared import telemetry
+from shared.errors import ClientGoneError, DeadlineError, PayloadTooLargeError
+from shared.tracing import Trace
 
 Scope = Any
 Receive = Any
 Send = Any
+
+_ROUTES: dict[Endpoint, str] = {"chat": "/v1/chat/completions", "completion": "/v1/completions"}
 
 
 class AsgiExchange:
@@ -30,6 +36,7 @@ class AsgiExchange:
         self.client = scope["client"][0] if scope.get("client") else ""
         self.started = False
         self.gone = False
+        self.status = 0
 
     def header(self, name: bytes) -> str | None:
         """A header as text; None if absent or not ASCII."""
@@ -61,6 +68,7 @@ class AsgiExchange:
     async def start(self, status: int, headers: Headers) -> None:
         """Status and headers."""
         self.started = True
+        self.status = status
         await self._send({"type": "http.response.start", "status": status, "headers": headers})
 
     async def send(self, data: bytes) -> None:
@@ -104,16 +112,28 @@ class Answering:
         """Serve; what the journey raises before its first byte becomes an error answer."""
         exchange = AsgiExchange(scope, receive, send)
         rid = request_id(exchange.header(b"x-request-id"))
-        try:
-            await journey.run(self._house, exchange, self._endpoint, rid)
-        except ClientGoneError:
+        with self._house.tracing.open(telemetry.SPAN_GATEWAY, exchange.header(b"traceparent")) as trace:
+            if trace.trace_id is not None:  # every request is a task of its own: nothing to take back
+                structlog.contextvars.bind_contextvars(trace_id=trace.trace_id)
+            try:
+                await journey.run(self._house, exchange, self._endpoint, rid, trace)
+            except ClientGoneError as error:
+                trace.failed(error)
+            except Exception as error:  # noqa: BLE001 -- the last line of defence; problems logs it
+                trace.failed(error)
+                await _refuse(exchange, error, rid)
+            finally:
+                exchange.close()
+                self._describe(trace, rid, exchange.status)
+
+    def _describe(self, trace: Trace, rid: str, status: int) -> None:
+        if not trace.recording:
             return
-        except HttpError as error:
-            await _refuse(exchange, error, rid)
-        except Exception as error:  # noqa: BLE001 -- the last line of defence; problems logs it
-            await _refuse(exchange, error, rid)
-        finally:
-            exchange.close()
+        trace.describe(
+            {telemetry.HTTP_METHOD: "POST", telemetry.HTTP_ROUTE: _ROUTES[self._endpoint], telemetry.REQUEST_ID: rid}
+        )
+        if status:  # 0: the client left before it was told anything
+            trace.describe({telemetry.HTTP_STATUS: status})
 
 
 async def _refuse(exchange: AsgiExchange, error: Exception, rid: str) -> None:

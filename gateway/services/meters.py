@@ -7,6 +7,7 @@ import asyncio
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 from opentelemetry.metrics import CallbackOptions, Observation
 
@@ -18,7 +19,12 @@ from shared import telemetry
 from shared.telemetry import Metrics
 from shared.wire import End
 
+if TYPE_CHECKING:
+    from shared.otlp import SpanPipe
+
 _STATES = ("starting", "loading", "ready", "draining", "gone")
+_MOST_BUCKETS = 16  # batch sizes and versions of one worker: what a worker announces is bounded, too
+_LONGEST_LABEL = 64
 
 
 class Meters:
@@ -118,6 +124,10 @@ class Meters:
         per_worker("evenflow.worker.kv.total", lambda v: v.ann.kv.total)
         per_worker("evenflow.worker.kv.free", lambda v: v.ann.kv.free)
         per_worker("evenflow.worker.prefill.speed", lambda v: v.ann.speed.prefill_tps)
+        per_worker("evenflow.worker.decode.bound", lambda v: v.ann.speed.bound_tps)
+        per_worker("evenflow.worker.draft.length", lambda v: v.ann.draft.length)
+        per_worker("evenflow.worker.load.progress", lambda v: v.ann.load_progress)
+        per_worker("evenflow.worker.memory", lambda v: v.ann.device.memory, "By")
         per_worker("evenflow.worker.draft.proposed", lambda v: v.ann.draft.proposed)
         per_worker("evenflow.worker.draft.accepted", lambda v: v.ann.draft.accepted)
         per_worker("evenflow.worker.tokens_per_step", lambda v: v.ann.draft.tokens_per_step)
@@ -129,6 +139,18 @@ class Meters:
                     yield Observation(int(state == now), {telemetry.WORKER: view.wid, telemetry.STATE: state})
 
         meter.create_observable_gauge("evenflow.worker.state", [states])
+        meter.create_observable_gauge("evenflow.worker.info", [lambda _: _infos(fleet)])
+        meter.create_observable_gauge("evenflow.worker.itl", [lambda _: _latencies(fleet)], unit="s")
+
+    def watch_traces(self, pipe: "SpanPipe") -> None:
+        """Register the counters of spans on their way out."""
+        meter = self._metrics.meter
+        meter.create_observable_counter("evenflow.telemetry.exported", [lambda _: [Observation(pipe.exported)]])
+
+        def dropped(_options: CallbackOptions) -> Iterable[Observation]:
+            return [Observation(count, {telemetry.REASON: why}) for why, count in pipe.dropped.items()]
+
+        meter.create_observable_counter("evenflow.telemetry.dropped", [dropped])
 
 
 Read = Callable[[CallbackOptions], Iterable[Observation]]
@@ -142,3 +164,28 @@ def _reader(counts: Counter[tuple[str, str]], label: str) -> Read:
     return lambda _options: [
         Observation(count, {telemetry.MODEL: model, label: value}) for (model, value), count in counts.items()
     ]
+
+
+def _infos(fleet: Fleet) -> Iterator[Observation]:
+    """1 for each version that each worker serves, with what it runs on as labels."""
+    for view in fleet.workers.values():
+        device = view.ann.device
+        for version in view.ann.versions[:_MOST_BUCKETS]:
+            labels = {
+                telemetry.WORKER: view.wid,
+                telemetry.POOL: view.ann.pool,
+                telemetry.MODEL: version.model,
+                telemetry.VERSION: version.version,
+                telemetry.DEVICE: device.kind,
+                telemetry.DRIVER: device.driver,
+                telemetry.RUNTIME: device.runtime,
+                telemetry.KERNEL: device.kernel,
+            }
+            yield Observation(1, {name: value[:_LONGEST_LABEL] for name, value in labels.items()})
+
+
+def _latencies(fleet: Fleet) -> Iterator[Observation]:
+    """Inter-token latency in seconds, by how many requests the worker decoded at once."""
+    for view in fleet.workers.values():
+        for batch, milliseconds in sorted(view.ann.speed.itl_ms.items())[:_MOST_BUCKETS]:
+            yield Observation(milliseconds / 1000, {telemetry.WORKER: view.wid, telemetry.BATCH: batch})

@@ -6,13 +6,15 @@ import time
 
 from gateway.context import Arrival, Endpoint, Exchange, House
 from shared.errors import InvalidRequestError, MediaTypeError, PayloadTooLargeError, UnavailableError
+from shared.tracing import Trace
 
 _MILLISECONDS = re.compile(r"0*[1-9][0-9]{0,11}")
 _SANE_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
-_TRACEPARENT = re.compile(r"00-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
 
 
-def accept(house: House, exchange: Exchange, endpoint: Endpoint, request_id: str, now: float) -> Arrival:
+def accept(
+    house: House, exchange: Exchange, endpoint: Endpoint, request_id: str, now: float, *, trace: Trace
+) -> Arrival:
     """Open the record. Raises MediaTypeError, PayloadTooLargeError, InvalidRequestError or UnavailableError."""
     if house.draining.is_set():
         raise UnavailableError("The gateway is shutting down.", code="draining", retry_after=1, retryable=True)
@@ -23,14 +25,13 @@ def accept(house: House, exchange: Exchange, endpoint: Endpoint, request_id: str
     length = exchange.header(b"content-length")
     if length is not None and length.isdigit() and int(length) > limits.body_bytes:
         raise PayloadTooLargeError(f"The request body is larger than {limits.body_bytes} bytes.")
-    traceparent = exchange.header(b"traceparent")
     return Arrival(
         request_id=request_id,
         endpoint=endpoint,
         arrived=now,
         deadline=now + _allowed(exchange.header(b"x-evenflow-timeout-ms"), limits.request_s),
         created=int(time.time()),
-        traceparent=traceparent if traceparent and _TRACEPARENT.fullmatch(traceparent) else None,
+        trace=trace,
     )
 
 

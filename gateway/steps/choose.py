@@ -4,6 +4,7 @@ from gateway.api import lacks, needs
 from gateway.context import House, Passage
 from gateway.core.fleet import Pool
 from gateway.core.line import Ticket
+from shared import telemetry
 from shared.errors import InvalidRequestError, NotFoundError, UnavailableError
 
 
@@ -48,6 +49,7 @@ def ticket(house: House, passage: Passage, now: float) -> Ticket:
     return house.turnstile.ticket(passage.pool, passage.principal.tenant_id, now)
 
 
-async def turn(house: House, ticket: Ticket, *, again: bool) -> str:
+async def turn(house: House, passage: Passage, ticket: Ticket, *, again: bool) -> str:
     """Wait for a fair turn; the worker that takes it, already counted. Raises what the turnstile raises."""
-    return await house.turnstile.turn(ticket, again=again)
+    with passage.arrival.trace.step(telemetry.SPAN_QUEUE):
+        return await house.turnstile.turn(ticket, again=again)

@@ -7,7 +7,8 @@ from gateway.context import House, Passage
 from gateway.core.line import Ticket
 from gateway.outcome import from_nack
 from gateway.services.streams import Attempt
-from shared import wire
+from shared import telemetry, wire
+from shared.tracing import Attributes
 
 
 class AttemptName(NamedTuple):
@@ -22,29 +23,46 @@ _ELSEWHERE = frozenset({"busy", "draining", "unknown_model"})
 
 async def dispatch(house: House, passage: Passage, ticket: Ticket, wid: str, name: AttemptName) -> Attempt | None:
     """The accepted attempt, or None if the request should ask for another turn. Raises what a final refusal means."""
-    traceparent = passage.arrival.traceparent
-    attempt = house.streams.register(
-        wid,
-        lambda sid: _job(house, passage, sid, name),
-        size=passage.body_bytes,
-        choice=name.choice,
-        inbox=passage.inbox,
-        headers={"traceparent": traceparent} if traceparent else None,
-    )
-    passage.attempts.append(attempt)
-    await house.streams.send(attempt)
-    answer = await attempt.answer
-    if isinstance(answer, wire.Accept):
-        return attempt
-    passage.attempts.remove(attempt)
-    if answer is None:
-        ticket.avoid |= {wid}
-        return None
-    if answer.code in _ELSEWHERE:
-        house.fleet.refused(asyncio.get_running_loop().time(), wid)
-        house.turnstile.look_later()
-        return None
-    raise from_nack(answer, passage.ask)
+    with passage.arrival.trace.step(telemetry.SPAN_DISPATCH, "producer") as span:
+        span.describe(_attributes(wid, name))
+        attempt = house.streams.register(
+            wid,
+            lambda sid: _job(house, passage, sid, name),
+            size=passage.body_bytes,
+            choice=name.choice,
+            inbox=passage.inbox,
+            headers=span.headers(),
+        )
+        passage.attempts.append(attempt)
+        await house.streams.send(attempt)
+        answer = await attempt.answer
+        if isinstance(answer, wire.Accept):
+            return attempt
+        passage.attempts.remove(attempt)
+        if answer is None:
+            ticket.avoid |= {wid}
+            span.fault("unanswered")
+            _retried(passage, wid, "unanswered")
+            return None
+        span.describe({telemetry.REFUSAL: answer.code})
+        if answer.code in _ELSEWHERE:
+            house.fleet.refused(asyncio.get_running_loop().time(), wid)
+            house.turnstile.look_later()
+            _retried(passage, wid, answer.code)
+            return None
+        raise from_nack(answer, passage.ask)
+
+
+def _attributes(wid: str, name: AttemptName) -> Attributes:
+    return {
+        telemetry.WORKER_NAME: wid,
+        telemetry.ATTEMPT_CHOICE: name.choice,
+        telemetry.ATTEMPT_NUMBER: name.attempt,
+    }
+
+
+def _retried(passage: Passage, wid: str, why: str) -> None:
+    passage.arrival.trace.event(telemetry.EVENT_RETRIED, {telemetry.WORKER_NAME: wid, telemetry.REFUSAL: why})
 
 
 def _job(house: House, passage: Passage, sid: int, name: AttemptName) -> wire.Job:

@@ -10,6 +10,7 @@ from gateway.context import Exchange, Headers, House, Passage
 from gateway.encode import Choice, Finish, Stream, error_event, merge, whole
 from gateway.outcome import from_fail
 from gateway.services.inbox import Item
+from shared import telemetry
 from shared.errors import HttpError
 from shared.wire import End, Fail, Text, TokenLogprob, Usage
 
@@ -32,8 +33,9 @@ async def stream(house: House, exchange: Exchange, passage: Passage) -> None:
     """Server-sent events. Raises HttpError; once the status is out, `broken` tells the client of it."""
     ask, arrival = passage.ask, passage.arrival
     events = Stream(ask.kind, arrival.request_id, ask.model, arrival.created, ask.include_usage)
-    await _headers_due(house, exchange, passage)
-    await _events(house, exchange, passage, events)
+    with arrival.trace.step(telemetry.SPAN_RELAY) as passage.relaying:
+        await _headers_due(house, exchange, passage)
+        await _events(house, exchange, passage, events)
 
 
 async def broken(exchange: Exchange, error: HttpError) -> None:
@@ -81,8 +83,13 @@ def _text(passage: Passage, events: Stream, choice: int, event: Text) -> bytes:
     if not event.text and event.logprobs is None:
         return b""
     if passage.first_token_at is None:
-        passage.first_token_at = asyncio.get_running_loop().time()
+        _first_token(passage)
     return events.role(choice) + events.text(choice, event.text, event.logprobs)
+
+
+def _first_token(passage: Passage) -> None:
+    passage.first_token_at = asyncio.get_running_loop().time()
+    passage.relaying.event(telemetry.EVENT_FIRST_TOKEN)
 
 
 async def _flush(exchange: Exchange, out: bytearray) -> None:
@@ -102,6 +109,11 @@ def _finish(event: End) -> Finish:
 
 async def collect(house: House, exchange: Exchange, passage: Passage) -> None:
     """One JSON answer when every choice is complete."""
+    with passage.arrival.trace.step(telemetry.SPAN_RELAY) as passage.relaying:
+        await _collect(house, exchange, passage)
+
+
+async def _collect(house: House, exchange: Exchange, passage: Passage) -> None:
     ask, inbox = passage.ask, passage.inbox
     texts: list[list[str]] = [[] for _ in range(ask.n)]
     logprobs: list[list[TokenLogprob]] = [[] for _ in range(ask.n)]
@@ -143,7 +155,7 @@ def _gather(
         for event in batch:
             if isinstance(event, Text):
                 if passage.first_token_at is None:
-                    passage.first_token_at = asyncio.get_running_loop().time()
+                    _first_token(passage)
                 texts[choice].append(event.text)
                 logprobs[choice].extend(event.logprobs or ())
             elif isinstance(event, End):
