@@ -35,7 +35,7 @@ class Exchange(Protocol):
         ...
 
     async def read_body(self, limit: int, within_s: float) -> bytes:
-        """The whole body. Raises PayloadTooLargeError past `limit`, DeadlineError, ClientGoneError."""
+        """The whole body. Raises PayloadTooLargeError past `limit`, RequestTimeoutError, ClientGoneError."""
         ...
 
     async def start(self, status: int, headers: Headers) -> None:

@@ -8,6 +8,7 @@
     │   ├── PermissionDeniedError    403  model_not_allowed, ip_not_allowed
     │   ├── NotFoundError            404  model_not_found, not_found
     │   ├── MethodNotAllowedError    405
+    │   ├── RequestTimeoutError      408  the body did not arrive in time
     │   ├── PayloadTooLargeError     413
     │   ├── MediaTypeError           415
     │   ├── HeadTooLargeError        431
@@ -133,6 +134,13 @@ class MethodNotAllowedError(RequestError):
     def __init__(self, message: str, *, allow: tuple[str, ...]) -> None:
         super().__init__(message)
         self.allow = allow
+
+
+class RequestTimeoutError(RequestError):
+    """The client took too long to send its body."""
+
+    status = 408
+    default_code = "request_timeout"
 
 
 class PayloadTooLargeError(RequestError):
