@@ -14,7 +14,7 @@ from gateway.context import Endpoint, Headers, House
 from gateway.http import problems
 from gateway.steps.accept import request_id
 from shared import telemetry
-from shared.errors import ClientGoneError, DeadlineError, PayloadTooLargeError
+from shared.errors import ClientGoneError, PayloadTooLargeError, RequestTimeoutError
 from shared.tracing import Trace
 
 Scope = Any
@@ -63,7 +63,7 @@ class AsgiExchange:
                     if not message.get("more_body"):
                         return b"".join(parts)
         except TimeoutError:
-            raise DeadlineError(f"The request body did not arrive within {within_s:g} s.") from None
+            raise RequestTimeoutError(f"The request body did not arrive within {within_s:g} s.") from None
 
     async def start(self, status: int, headers: Headers) -> None:
         """Status and headers."""
