@@ -18,6 +18,7 @@ from gateway.services.streams import Streams
 from gateway.services.turnstile import Turnstile
 from gateway.store.store import Store
 from shared.bus import Bus
+from shared.identity import find_identity
 from shared.settings import Settings
 from shared.telemetry import Metrics
 from shared.tracing import Tracing
@@ -36,7 +37,8 @@ async def opened(settings: Settings) -> AsyncIterator[House]:
     try:
         keyring = Keyring(store.pepper, time.time)
         keyring.load(await store.snapshot())
-        await bus.connect(settings.nats.url, credentials=settings.nats.credentials)
+        identity = find_identity(settings.nats.identities, "gateway", settings.gateway.name)
+        await bus.connect(settings.nats.url, identity=identity, credentials=settings.nats.credentials)
         house = _build(settings, epoch, bus, keyring, Meters(metrics), tracing=tracing)
         feed = FleetFeed(bus, house.fleet, house.streams, house.turnstile.look)
         await house.streams.open()

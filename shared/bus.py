@@ -10,7 +10,6 @@ and reconnects have no jitter, so the wait is drawn per process.
 
 import asyncio
 import random
-import ssl
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -20,7 +19,9 @@ import structlog
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 
+from shared import subjects
 from shared.errors import BusError, ProtocolError
+from shared.identity import Identity
 
 log = structlog.get_logger("bus")
 
@@ -50,7 +51,7 @@ class Bus:
 
     def __init__(self, name: str, epoch: str) -> None:
         self.name = name
-        self.inbox = f"_INBOX.{name}.{epoch}"
+        self.inbox = subjects.inbox(name, epoch)
         self.on_disconnect: Callable[[], None] = _nothing
         self.on_reconnect: Callable[[], None] = _nothing
         self.handler_errors = 0
@@ -59,12 +60,19 @@ class Bus:
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def connect(
-        self, url: str, *, tls: ssl.SSLContext | None = None, credentials: str = "", wait_s: float = 10.0
+        self, url: str, *, identity: Identity | None = None, credentials: str = "", wait_s: float = 10.0
     ) -> None:
-        """Connect within `wait_s` seconds, then reconnect for ever. Raises BusError when it cannot be done."""
+        """Connect within `wait_s` seconds, then reconnect for ever.
+
+        With an `identity`, TLS comes before the first byte of NATS, and the server must be of the same authority.
+
+        Raises:
+            BusError: it cannot be done.
+            SettingsError: the identity's files cannot be used.
+        """
         options: dict[str, Any] = {}
-        if tls is not None:
-            options["tls"] = tls
+        if identity is not None:
+            options |= {"tls": identity.context(), "tls_handshake_first": True, "nkeys_seed": str(identity.seed)}
         if credentials:
             options["user_credentials"] = credentials
         deadline = asyncio.get_running_loop().time() + wait_s

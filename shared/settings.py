@@ -82,6 +82,8 @@ class NatsSettings(_Section, frozen=True):
     """Port of the embedded server; 0 picks a free one once and keeps it."""
     credentials: Secret = ""
     """NATS credentials file."""
+    identities: str = ""
+    """Directory of identity folders, as `evenflow nats` makes them; each process takes the one named after it."""
 
 
 class StoreSettings(_Section, frozen=True):

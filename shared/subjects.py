@@ -6,6 +6,10 @@ Subjects carry the sender where that matters, so that the server's permissions c
 from typing import Literal, NamedTuple
 
 PREFIX = "ef"
+INBOX = "_INBOX"
+
+Kind = Literal["provision", "gateway", "worker"]
+"""The three kinds of identity. `provision` makes streams and buckets and takes no part in anything else."""
 
 
 class Subject(NamedTuple):
@@ -31,6 +35,40 @@ TABLE: tuple[Subject, ...] = (
     Subject("usage.g.{gid}", "gateway", "gateway", "Open | Check | Close"),
     Subject("usage.w.{wid}", "worker", "gateway", "Orphan"),
 )
+
+
+class Right(NamedTuple):
+    """What a kind of identity may do beside `TABLE`: a whole subject, in which `{name}` is the identity's own name."""
+
+    identity: Kind
+    verb: Literal["publish", "subscribe"]
+    pattern: str
+    purpose: str
+
+
+RIGHTS: tuple[Right, ...] = (
+    Right("gateway", "subscribe", INBOX + ".{name}.>", "answers to its jobs; word that nobody listens"),
+    Right("worker", "subscribe", INBOX + ".{name}.>", "word that nobody listens"),
+    Right("worker", "publish", INBOX + ".*.*.j.{name}.*", "answers to jobs, of any gateway, epoch and stream"),
+    Right("provision", "subscribe", INBOX + ".{name}.>", "answers of JetStream"),
+    Right("provision", "publish", "$JS.API.>", "making streams, buckets and consumers"),
+)
+
+
+def inbox(name: str, epoch: str) -> str:
+    """What all reply subjects of one life of a process begin with."""
+    return f"{INBOX}.{name}.{epoch}"
+
+
+def answer(inbox: str, wid: str, sid: int) -> str:
+    """Where `wid` answers job `sid` of the gateway with that inbox: the subject names who answers."""
+    return f"{inbox}.j.{wid}.{sid}"
+
+
+def is_answer(reply: str, wid: str, gid: str) -> bool:
+    """Whether `reply` is a subject on which `wid` answers jobs of `gid`, and not of somebody else."""
+    parts = reply.split(".")
+    return len(parts) == 6 and (parts[0], parts[1], parts[3], parts[4]) == (INBOX, gid, "j", wid)  # noqa: PLR2004
 
 
 def ann(wid: str) -> str:

@@ -58,6 +58,7 @@ def _run(settings: Settings, worker: WorkerSettings) -> None:
 
 async def _serve(settings: Settings, worker: WorkerSettings) -> None:
     from shared.bus import Bus  # noqa: PLC0415
+    from shared.identity import find_identity  # noqa: PLC0415
     from shared.tracing import Tracing  # noqa: PLC0415
     from workers.compose import make_engine, spec_for  # noqa: PLC0415
     from workers.node import Node  # noqa: PLC0415
@@ -65,7 +66,8 @@ async def _serve(settings: Settings, worker: WorkerSettings) -> None:
     node_bus = Bus(worker.name, os.urandom(8).hex())
     tracing = Tracing.configured("evenflow-worker", worker.name, settings.telemetry)
     node = Node(worker, spec_for(worker), make_engine(worker), node_bus, tracing)
-    await node_bus.connect(settings.nats.url, credentials=settings.nats.credentials)
+    identity = find_identity(settings.nats.identities, "worker", worker.name)
+    await node_bus.connect(settings.nats.url, identity=identity, credentials=settings.nats.credentials)
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, node.stopping.set)

@@ -182,6 +182,9 @@ class Node:
         except msgspec.DecodeError as error:
             # Nothing to answer by: without a sid there is no reply that the gateway could match.
             raise ProtocolError(f"job from {gid}: {error}") from error
+        if not subjects.is_answer(delivery.reply, self.wid, gid):
+            # An answer sent there would reach somebody else, in this worker's name.
+            raise ProtocolError(f"job from {gid} wants its answer on {delivery.reply!r}")
         self._traceparent = (delivery.headers or {}).get(HEADER)
         self.end.job(_now(), gid, job, delivery.reply)
         await self._obey()

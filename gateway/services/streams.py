@@ -258,7 +258,7 @@ class Streams:
         await self._bus.publish(
             subjects.job(attempt.wid, self.gid),
             attempt.payload,
-            reply=f"{self._bus.inbox}.j.{attempt.wid}.{attempt.sid}",
+            reply=subjects.answer(self._bus.inbox, attempt.wid, attempt.sid),
             headers=attempt.headers,
         )
 

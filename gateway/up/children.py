@@ -6,11 +6,17 @@ from collections.abc import Mapping
 from gateway.core.restarts import EX_CONFIG, RestartPolicy
 from gateway.up.process import ChildSpec
 from shared.settings import Settings
+from shared.subjects import Kind
 
 # A child that ends by itself within its own grace is never killed by ours.
 _MARGIN_S = 5.0
 # Exit status of the command `evenflow` for settings or flags that cannot work.
 _EX_SETTINGS = 2
+
+
+def identities(settings: Settings) -> list[tuple[Kind, str]]:
+    """Return who of these processes connects to the bus, and as what."""
+    return [("gateway", settings.gateway.name), *(("worker", worker.name) for worker in settings.workers)]
 
 
 def workers(settings: Settings, environment: Mapping[str, str]) -> list[ChildSpec]:

@@ -166,11 +166,11 @@ class _Up:
         if settings.nats.url:
             return settings
         began = time.monotonic()
-        server = nats_server.prepare(settings.nats, self._terminal.line)
+        server = nats_server.prepare(settings.nats, children.identities(settings), self._terminal.line)
         child = self._supervisor.start(nats_server.child(server))
         await nats_server.wait_until_ready(server, _NATS_READY_S, lambda: child.given_up)
         self._terminal.line(f"NATS is up on {nats_server.HOST}:{server.port} ({time.monotonic() - began:.2f} s)")
-        return replace(settings, nats=replace(settings.nats, url=server.url))
+        return replace(settings, nats=replace(settings.nats, url=server.url, identities=str(server.identities)))
 
     async def _welcome(self, settings: Settings, key: str) -> None:
         """Wait until the door is open, show one real answer, and say how to get the next."""

@@ -114,10 +114,11 @@ def keep_secret(path: Path, make: Callable[[], str] = lambda: secrets.token_urls
 
 
 @contextmanager
-def exclusive(path: Path) -> Iterator[None]:
+def exclusive(path: Path, *, wait: bool = False) -> Iterator[None]:
     """Hold a lock on the file `path` for as long as this process lives or the block lasts.
 
-    The kernel gives it back however the process ends, and children do not inherit it (close-on-exec).
+    The kernel gives it back however the process ends, and children do not inherit it (close-on-exec). With `wait` it
+    waits its turn: for locks that nobody holds for long.
 
     Raises:
         StartError: another process holds it; the message names it.
@@ -127,15 +128,15 @@ def exclusive(path: Path) -> Iterator[None]:
     except OSError as error:
         raise explain(error, str(path)) from error
     try:
-        _lock(descriptor, path)
+        _lock(descriptor, path, wait=wait)
         yield
     finally:
         os.close(descriptor)
 
 
-def _lock(descriptor: int, path: Path) -> None:
+def _lock(descriptor: int, path: Path, *, wait: bool) -> None:
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(descriptor, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
     except BlockingIOError as error:

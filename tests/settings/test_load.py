@@ -250,7 +250,7 @@ def _settings():
                 chosen[field.name] = st.integers(1, 10**9)
             elif field.name.endswith("_s"):
                 chosen[field.name] = st.floats(0.001, 1e9)
-            elif field.name in {"directory", "otlp_endpoint", "credentials"}:
+            elif field.name in {"directory", "otlp_endpoint", "credentials", "identities"}:
                 chosen[field.name] = st.text()
             elif field.name == "prefix_cache":
                 chosen[field.name] = st.booleans()

@@ -122,7 +122,7 @@ def test_an_empty_directory_becomes_a_served_answer_and_a_signal_a_clean_end(up,
     assert "... waiting for: worker; w1 loading 25 % (" in said
     assert "$(cat .evenflow/demo.key)" in said
     assert (mode(state), mode(state / "admin.password")) == (0o700, 0o600)
-    assert json.loads((state / "log" / "gateway.log").read_text()) == {"event": "gateway", "nats": "nats://evenflow:"}
+    assert json.loads((state / "log" / "gateway.log").read_text()) == {"event": "gateway", "nats": "nats://127.0.0.1"}
     password = (state / "admin.password").read_text()
     pids = children(tmp_path)
     assert set(pids) == {"nats", "worker-w1", "gateway"}
