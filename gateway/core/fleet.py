@@ -76,6 +76,12 @@ class Fleet:
             view.gone = True
         return [view.wid for view in fallen]
 
+    def lost(self, wid: str, wep: str) -> None:
+        """That process of `wid` is known to be dead or frozen: not admissible until it announces itself again."""
+        view = self.workers.get(wid)
+        if view is not None and view.ann.wep == wep:
+            view.gone = True
+
     def heard_again(self, now: float) -> None:
         """Our own connection was away: nobody's silence counts until now."""
         for view in self.workers.values():

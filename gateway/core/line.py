@@ -15,12 +15,13 @@ _FIRST_GUESS_S = 1.0
 
 
 class Ticket(msgspec.Struct, eq=False):
-    """One request's wish for a slot. `avoid`: workers that already failed to answer it."""
+    """One request's wish for a slot. `avoid`: workers that failed to answer it; `lost`: how many died with it."""
 
     pool: Pool
     tenant: str
     entered: float
     avoid: frozenset[str] = frozenset()
+    lost: int = 0
     waiting: bool = False
 
 

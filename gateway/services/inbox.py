@@ -20,8 +20,13 @@ class Inbox:
     def __init__(self, limit_bytes: int, now: float) -> None:
         self.limit_bytes = limit_bytes
         self.pending_bytes = 0
-        self.taken_at = now
         self.too_slow = False
+        self.quiet_since = now
+        """Since when, as far as `look` has seen, nothing was taken."""
+        self.stuck_since = now
+        """The same, but only while something lies here."""
+        self._handed_bytes = 0
+        self._moved = False
         self._items: deque[Item] = deque()
         self._failure: Exception | None = None
         self._accepted = False
@@ -69,7 +74,10 @@ class Inbox:
             await self._wait()
 
     async def take(self) -> list[Item]:
-        """Everything that lies here; empty only after a nudge. Raises what `fail` was given once nothing is left."""
+        """Everything that lies here; empty only after a nudge. Raises what `fail` was given once nothing is left.
+
+        It goes on counting as pending until `emptied`, when the client's socket has taken it.
+        """
         while not self._items:
             if self._failure is not None:
                 raise self._failure
@@ -79,13 +87,23 @@ class Inbox:
                 break
         items = list(self._items)
         self._items.clear()
+        self._handed_bytes = self.pending_bytes
         return items
 
-    def emptied(self, now: float) -> int:
-        """How many bytes were taken since the last call: the owner's books, and the client's sign of life."""
-        self.taken_at = now
-        taken, self.pending_bytes = self.pending_bytes, 0
-        return taken
+    def emptied(self) -> int:
+        """What `take` gave out has left: how many bytes that were. A sign that the client lives."""
+        gone, self._handed_bytes = self._handed_bytes, 0
+        self.pending_bytes -= gone
+        self._moved = True
+        return gone
+
+    def look(self, now: float) -> None:
+        """Note what moved since the last look; the owner calls this every second or so."""
+        if self._moved:
+            self._moved = False
+            self.quiet_since = self.stuck_since = now
+        elif not self.pending_bytes:
+            self.stuck_since = now
 
     async def _wait(self) -> None:
         self._waiter = asyncio.get_running_loop().create_future()

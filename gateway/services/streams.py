@@ -30,10 +30,12 @@ from shared.settings import LimitSettings
 
 log = structlog.get_logger("streams")
 
-Answer = wire.Accept | wire.Nack | None
-"""A worker's answer to a job; None: it did not answer in time."""
+Answer = wire.Accept | wire.Nack | wire.Fail | None
+"""A worker's answer to a job. None: it did not answer in time. Fail: it was lost before it began, nothing was made."""
 
 _SWEEP_S = 1.0
+_LOST = frozenset({"worker_lost", "worker_frozen"})
+"""What the protocol says when nobody is there any more: the worker is not asked again until it announces itself."""
 
 
 class Attempt(msgspec.Struct, eq=False):
@@ -109,8 +111,8 @@ class Streams:
         self._inboxes.pop(inbox, None)
 
     def taken(self, inbox: Inbox) -> None:
-        """Its reader has taken what lay there."""
-        self.buffered_bytes -= inbox.emptied(_now())
+        """What its reader took has reached the client's socket."""
+        self.buffered_bytes -= inbox.emptied()
 
     def register(
         self,
@@ -284,7 +286,16 @@ class Streams:
         attempt = self._attempts.get(sid)
         if attempt is None:
             return
-        if not attempt.answer.done():  # any event is as good as an accept
+        last = events[-1]
+        if isinstance(last, wire.Fail) and last.code in _LOST:
+            self._fleet.lost(attempt.wid, attempt.wep)
+        if not attempt.answer.done():
+            if isinstance(events[0], wire.Fail) and events[0].retryable:
+                attempt.terminal = events[0]
+                self._over(sid)
+                self._answer(attempt, events[0])
+                return
+            # Any other event is as good as an accept.
             attempt.accept = wire.Accept(wep=attempt.wep, sid=sid, prompt_tokens=0)
             self._answer(attempt, attempt.accept)
         for event in events:
@@ -292,7 +303,6 @@ class Streams:
                 attempt.received += len(event.ids)
         if not attempt.cancelling:
             self.buffered_bytes += attempt.inbox.put(attempt.choice, events)
-        last = events[-1]
         if isinstance(last, wire.End | wire.Fail):
             attempt.terminal = last
             self._over(sid)
@@ -320,7 +330,7 @@ class Streams:
             waiting = [inbox for inbox in self._inboxes if inbox.pending_bytes and not inbox.too_slow]
             if not waiting:
                 return
-            full = min(waiting, key=lambda inbox: inbox.taken_at)
+            full = min(waiting, key=lambda inbox: inbox.stuck_since)
         self._too_slow(full)
 
     def _too_slow(self, inbox: Inbox) -> None:
@@ -341,15 +351,15 @@ class Streams:
             await asyncio.sleep(_SWEEP_S)
             now = _now()
             for inbox, overflow in list(self._inboxes.items()):
-                idle = now - inbox.taken_at
-                stalled = idle if inbox.pending_bytes else 0.0
-                if not stalled and idle > self._limits.comment_every_s:
-                    inbox.taken_at = now
-                    inbox.nudge()
-                elif stalled > 2 * self._limits.stalled_s:
+                inbox.look(now)
+                stuck = now - inbox.stuck_since
+                if stuck > 2 * self._limits.stalled_s:
                     overflow()
-                elif stalled > self._limits.stalled_s:
+                elif stuck > self._limits.stalled_s:
                     self._too_slow(inbox)
+                elif not inbox.pending_bytes and now - inbox.quiet_since > self._limits.comment_every_s:
+                    inbox.quiet_since = now
+                    inbox.nudge()
 
 
 _FRAME = wire.decoder(wire.Frame)

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from gateway.context import House, Passage
 from gateway.core.line import Ticket
-from gateway.outcome import from_nack
+from gateway.outcome import from_fail, from_nack
 from gateway.services.streams import Attempt
 from shared import telemetry, wire
 from shared.tracing import Attributes
@@ -19,6 +19,8 @@ class AttemptName(NamedTuple):
 
 
 _ELSEWHERE = frozenset({"busy", "draining", "unknown_model"})
+_POISON = 2
+"""A request that was with two workers when they died is not given a third."""
 
 
 async def dispatch(house: House, passage: Passage, ticket: Ticket, wid: str, name: AttemptName) -> Attempt | None:
@@ -39,10 +41,14 @@ async def dispatch(house: House, passage: Passage, ticket: Ticket, wid: str, nam
         if isinstance(answer, wire.Accept):
             return attempt
         passage.attempts.remove(attempt)
-        if answer is None:
+        if answer is None or isinstance(answer, wire.Fail):
+            why = "unanswered" if answer is None else answer.code
+            span.fault(why)
             ticket.avoid |= {wid}
-            span.fault("unanswered")
-            _retried(passage, wid, "unanswered")
+            ticket.lost += answer is not None
+            if answer is not None and ticket.lost >= _POISON:
+                raise from_fail(answer, passage.ask)
+            _retried(passage, wid, why)
             return None
         span.describe({telemetry.REFUSAL: answer.code})
         if answer.code in _ELSEWHERE:

@@ -73,9 +73,9 @@ async def _events(house: House, exchange: Exchange, passage: Passage, events: St
                 elif isinstance(event, Fail):
                     await _flush(exchange, out)
                     raise from_fail(event, ask)
-        house.streams.taken(inbox)
         if len(usages) < ask.n:
             await _flush(exchange, out)
+        house.streams.taken(inbox)
     await exchange.finish(bytes(out) + events.usage(merge(list(usages.values()))) + events.done())
 
 

@@ -8,7 +8,9 @@ from shared.wire import Ann, Slots, State, Version
 POOL = ("m", "1")
 
 
-def ann(n: int = 1, *, wep: str = "a", state: State = "ready", slots: int = 4, version: str = "1", model: str = "m") -> Ann:
+def ann(
+    n: int = 1, *, wep: str = "a", state: State = "ready", slots: int = 4, version: str = "1", model: str = "m"
+) -> Ann:
     served = Version(model=model, version=version, digest="d", context=8, max_output=8, vocab_hash="v")
     return Ann(wep=wep, n=n, state=state, versions=(served,), slots=Slots(total=slots, free=slots))
 
@@ -101,3 +103,14 @@ def test_newest_version_is_by_number_and_prefers_ready_workers() -> None:
 
 def test_versions_of_mixed_spelling_still_have_an_order() -> None:
     assert fleet(a=ann(version="1"), b=ann(version="v2"), c=ann(version="")).newest("m") == "v2"
+
+
+def test_a_lost_process_is_not_asked_until_the_worker_announces_itself_again() -> None:
+    one = fleet(a=ann(1, wep="old"))
+    one.lost("a", "another")
+    assert one.pick(0.0, POOL) is not None, "the loss of another process says nothing about this one"
+    one.lost("a", "old")
+    assert one.pick(0.0, POOL) is None
+    assert one.ready(POOL) == []
+    assert one.announced(1.0, "a", ann(1, wep="new"))
+    assert one.pick(1.0, POOL) is not None

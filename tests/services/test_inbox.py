@@ -66,13 +66,30 @@ async def test_a_nudge_wakes_a_waiting_reader_with_nothing_and_never_hides_an_ev
     assert await reader == [(0, (text(0),))]
 
 
-async def test_bytes_are_counted_until_they_are_taken() -> None:
+async def test_bytes_count_until_the_socket_has_taken_them() -> None:
     inbox = Inbox(1_000, now=0.0)
     grown = inbox.put(0, (text(0, "y" * 500),))
     assert grown > 500
     assert not inbox.full
-    inbox.put(0, (text(1, "y" * 500),))
+    grown += inbox.put(0, (text(1, "y" * 500),))
     assert inbox.full
     await inbox.take()
-    assert inbox.emptied(7.0) > 1_000
-    assert (inbox.pending_bytes, inbox.taken_at, inbox.full) == (0, 7.0, False)
+    assert inbox.full, "taken by the relay is not taken by the client"
+    more = inbox.put(0, (text(2),))  # comes while the socket is full
+    assert inbox.emptied() == grown
+    assert (inbox.pending_bytes, inbox.full) == (more, False)
+
+
+async def test_stuck_is_something_lying_there_and_nothing_moving() -> None:
+    inbox = Inbox(1_000, now=0.0)
+    inbox.look(5.0)
+    assert (inbox.stuck_since, inbox.quiet_since) == (5.0, 0.0), "nothing lies here: quiet, not stuck"
+    inbox.put(0, (text(0),))
+    inbox.look(6.0)
+    assert inbox.stuck_since == 5.0
+    await inbox.take()
+    inbox.look(9.0)
+    assert inbox.stuck_since == 5.0, "given to the relay, but the client's socket has not taken it"
+    inbox.emptied()
+    inbox.look(10.0)
+    assert (inbox.stuck_since, inbox.quiet_since) == (10.0, 10.0)
