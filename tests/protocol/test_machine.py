@@ -2,6 +2,7 @@
 
 import os
 
+import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -106,4 +107,4 @@ BothEnds.TestCase.settings = settings(
     deadline=None,
     suppress_health_check=list(HealthCheck),
 )
-TestBothEnds = BothEnds.TestCase
+TestBothEnds = pytest.mark.timeout(1800 if PROVE else 120)(BothEnds.TestCase)

@@ -2,6 +2,7 @@
 
 import os
 
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -21,6 +22,7 @@ act = st.one_of(
 )
 
 
+@pytest.mark.timeout(1800 if PROVE else 120)
 @settings(
     max_examples=3000 if PROVE else 200, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large]
 )  # fmt: skip
