@@ -1,0 +1,128 @@
+"""What traces cost: CPU per token of gateway and worker with every request traced, against none, in one run.
+
+    .venv/bin/python -m tests.bench.telemetry_cost [ROUNDS]
+
+Two stacks stand side by side, one of them sending its traces to a receiver in a process of its own; rounds of the same
+load go to the one and the other in turn, so that both meet the same machine. The metrics of both are scraped meanwhile.
+CPU is what the kernel counted for all threads, the exporter's included (`/proc/PID/task/*/schedstat`).
+"""
+
+import asyncio
+import contextlib
+import multiprocessing
+import statistics
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+
+from tests.e2e.stack import Stack, running
+from tests.traces.receiver import receiving
+
+STREAMS = 16
+TOKENS = 100
+PROCESSES = {"gateway": "gateway.cli gateway", "worker": "workers.cli"}
+LOADS = {"paced (50 tokens/s a stream)": "pace", "flood": "script"}
+
+
+def receive(pipe) -> None:
+    with receiving() as receiver:
+        pipe.send(receiver.url)
+        pipe.recv()
+        pipe.send(len(receiver.spans()))
+
+
+@contextlib.contextmanager
+def receiver_process() -> Iterator[tuple[str, list[int]]]:
+    ours, theirs = multiprocessing.get_context("spawn").Pipe()
+    process = multiprocessing.get_context("spawn").Process(target=receive, args=(theirs,))
+    process.start()
+    got: list[int] = []
+    try:
+        yield ours.recv(), got
+    finally:
+        ours.send("stop")
+        got.append(ours.recv())
+        process.join(20)
+
+
+def cpu_s(pid: int) -> float:
+    return sum(int(task.read_text().split()[0]) for task in Path(f"/proc/{pid}/task").glob("*/schedstat")) / 1e9
+
+
+async def one(client: httpx.AsyncClient, stack: Stack) -> None:
+    body = {"model": "null", "messages": [{"role": "user", "content": "x"}], "max_tokens": TOKENS, "stream": True}
+    async with client.stream("POST", f"{stack.url}/v1/chat/completions", json=body, headers=stack.headers) as answer:
+        assert answer.status_code == 200
+        text = b"".join([piece async for piece in answer.aiter_raw()])
+    assert text.endswith(b"data: [DONE]\n\n")
+
+
+async def load(stack: Stack, times: int) -> None:
+    async with httpx.AsyncClient(timeout=60, limits=httpx.Limits(max_connections=STREAMS)) as client:
+
+        async def lane() -> None:
+            for _ in range(times):
+                await one(client, stack)
+
+        lanes = [asyncio.create_task(lane()) for _ in range(STREAMS)]
+        await client.get(f"{stack.admin}/metrics")
+        await asyncio.gather(*lanes)
+
+
+def measured(stack: Stack, times: int) -> dict[str, float]:
+    """CPU microseconds per token of each process, the sending of the spans included."""
+    pids = {name: stack.pids(command)[0] for name, command in PROCESSES.items()}
+    before = {name: cpu_s(pid) for name, pid in pids.items()}
+
+    async def run() -> None:
+        await load(stack, times)
+        await asyncio.sleep(1.2)  # the last batch goes out within a second
+
+    asyncio.run(run())
+    return {name: (cpu_s(pid) - before[name]) / (STREAMS * TOKENS * times) * 1e6 for name, pid in pids.items()}
+
+
+def main(rounds: int) -> None:
+    with receiver_process() as (url, got), tempfile.TemporaryDirectory() as where:
+        for name, mode in LOADS.items():
+            times = 1 if mode == "pace" else 20
+            common = {
+                "WORKERS__0__ENGINE": "null",
+                "WORKERS__0__SLOTS": str(STREAMS),
+                "WORKERS__0__NULL_MODE": mode,
+                "WORKERS__0__NULL_TOKENS": str(TOKENS),
+            }
+            folders = [Path(where, f"{mode}-{kind}") for kind in ("off", "on")]
+            for folder in folders:
+                folder.mkdir()
+            with (
+                running(folders[0], **common) as off,
+                running(folders[1], **common, TELEMETRY__OTLP_ENDPOINT=url) as on,
+            ):
+                for stack in (off, on):
+                    measured(stack, times)  # warm
+                results = [(measured(off, times), measured(on, times)) for _ in range(rounds)]
+                metrics = on.metrics()
+            print(
+                f"{name}, {STREAMS} streams x {TOKENS} tokens, {rounds} rounds of {times}; medians, us of CPU per token"
+            )
+            for process in (*PROCESSES, "both"):
+                sums = [
+                    [sum(half.values()) if process == "both" else half[process] for half in result]
+                    for result in results
+                ]
+                without, with_traces = (statistics.median(column) for column in zip(*sums, strict=True))
+                more = (with_traces / without - 1) * 100
+                print(f"  {process:8} without {without:7.1f}   with {with_traces:7.1f}   {more:+5.1f} %")
+            lost = sum(value for key, value in metrics.items() if key.startswith("evenflow_telemetry_dropped"))
+            print(
+                f"  spans exported by the gateway {metrics['evenflow_telemetry_exported_total']:.0f}, lost {lost:.0f}"
+            )
+    print(f"spans at the receiver: {got[0]}")
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]) if len(sys.argv) > 1 else 5)
