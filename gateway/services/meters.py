@@ -174,7 +174,7 @@ def _infos(fleet: Fleet) -> Iterator[Observation]:
             labels = {
                 telemetry.WORKER: view.wid,
                 telemetry.POOL: view.ann.pool,
-                telemetry.MODEL: version.model,
+                telemetry.SERVED_MODEL: version.model,
                 telemetry.VERSION: version.version,
                 telemetry.DEVICE: device.kind,
                 telemetry.DRIVER: device.driver,
