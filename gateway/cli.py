@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from gateway.cli_nats import nats
 from shared.errors import EvenflowError, SettingsError
 
 if TYPE_CHECKING:
@@ -70,6 +71,9 @@ def _load(config: str | None, overrides: dict[str, object] | None = None) -> "Lo
 @click.version_option(package_name="evenflow", message="evenflow %(version)s")
 def main() -> None:
     """Evenflow: one fair, OpenAI-compatible LLM service over a handful of unlike GPUs."""
+
+
+main.add_command(nats)
 
 
 @main.command()

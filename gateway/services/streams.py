@@ -190,8 +190,10 @@ class Streams:
 
     async def _on_frame(self, delivery: Delivery) -> None:
         frame = _FRAME.decode(delivery.data)
-        self.end.frame(_now(), subjects.last(delivery.subject), frame, len(delivery.data))
-        self._obey()
+        try:
+            self.end.frame(_now(), subjects.last(delivery.subject), frame, len(delivery.data))
+        finally:  # what was good in a frame that is partly wrong has been used
+            self._obey()
 
     async def _on_answer(self, delivery: Delivery) -> None:
         """Replies to jobs (`j.<wid>.<sid>`), and what comes back from nobody (`j.` and `c.<wid>`)."""
@@ -200,7 +202,7 @@ class Streams:
         if delivery.status == NO_RESPONDERS:
             self.end.no_responders(now, wid)
         elif kind == "j":
-            reply = _REPLY.decode(delivery.data)
+            reply = _reply(wid, delivery.data)
             if not rest or str(reply.sid) != rest[0]:
                 raise ProtocolError(f"{wid} answered {rest} with sid {reply.sid}")
             self.end.replied(now, wid, reply.sid, reply)
@@ -360,6 +362,15 @@ class Streams:
                 elif not inbox.pending_bytes and now - inbox.quiet_since > self._limits.comment_every_s:
                     inbox.quiet_since = now
                     inbox.nudge()
+
+
+def _reply(wid: str, data: bytes) -> wire.Accept | wire.Nack:
+    """A reply is one of our own tagged messages or a breach of the protocol: JetStream's JSON, say, is no answer."""
+    try:
+        reply: wire.Accept | wire.Nack = _REPLY.decode(data)
+    except msgspec.DecodeError as error:
+        raise ProtocolError(f"{wid} answered with something else: {error}") from error
+    return reply
 
 
 _FRAME = wire.decoder(wire.Frame)

@@ -26,7 +26,7 @@ import nkeys
 
 from gateway.up.authority import Authority, open_authority
 from gateway.up.files import exclusive, explain, keep_secret, private_directory, read_private, write_private
-from gateway.up.nats_config import IDENTITIES, PID, Known, identities_conf
+from gateway.up.nats_config import IDENTITIES, PID, SERVER, Known, identities_conf, server_conf
 from shared.errors import StartError
 from shared.identity import AUTHORITY, CERTIFICATE, KEY, PUBLIC, SEED, folder_name
 from shared.subjects import Kind
@@ -58,6 +58,22 @@ def keep(
         for known in listed(directory):
             _keep_one(folders / folder_name(known.kind, known.name), authority)
         _write_list(directory)
+    return folders
+
+
+def init(directory: Path, wanted: Iterable[tuple[Kind, str]], hosts: Sequence[str], port: int) -> Path:
+    """Make all that a NATS server of one's own needs, listening on every address of its machine.
+
+    A `server.conf` that is there stays as it is: it is the operator's. Returns the directory of the folders.
+
+    Raises:
+        StartError: as `keep`.
+    """
+    folders = keep(directory, wanted, hosts)
+    private_directory(directory / "jetstream")
+    if not (directory / SERVER).exists():
+        note = "Yours to change: `evenflow nats init` writes it only where there is none."
+        write_private(directory / SERVER, server_conf(f"0.0.0.0:{port}", note=note))
     return folders
 
 
