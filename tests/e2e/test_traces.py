@@ -24,13 +24,15 @@ def receiver() -> Iterator[Receiver]:
 
 @pytest.fixture(scope="module")
 def stack(tmp_path_factory: pytest.TempPathFactory, receiver: Receiver) -> Iterator[Stack]:
-    with running(
-        tmp_path_factory.mktemp("traces"),
-        WORKERS__0__ENGINE="null",
-        TELEMETRY__OTLP_ENDPOINT=receiver.url,
-        GATEWAY__SHUTDOWN_GRACE_S=str(GRACE_S),
-    ) as stack:
-        yield stack
+    settings = {
+        "WORKERS__0__ENGINE": "null",
+        "TELEMETRY__OTLP_ENDPOINT": receiver.url,
+        "GATEWAY__SHUTDOWN_GRACE_S": str(GRACE_S),
+    }
+    with pytest.MonkeyPatch.context() as soon:
+        soon.setenv("OTEL_BSP_SCHEDULE_DELAY", "500")  # milliseconds between batches
+        with running(tmp_path_factory.mktemp("traces"), **settings) as stack:
+            yield stack
 
 
 def ask(stack: Stack, trace_id: str = TRACE_ID) -> httpx.Response:

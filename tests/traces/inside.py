@@ -129,9 +129,10 @@ class Inside:
 
     async def quiet(self):
         """Until the workers have nothing open any more."""
-        while any(node._running for node in self.nodes) or len(self.house.streams):
+        while any(node.slots.free < node.slots.slots for node in self.nodes) or len(self.house.streams):
             await asyncio.sleep(0)
-        await asyncio.sleep(0)
+        for _ in range(10):  # a slot may be given back before the job's last word
+            await asyncio.sleep(0)
 
     def spans(self):
         """Finished spans, by name; where one name has several, in order."""

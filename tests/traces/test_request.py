@@ -10,7 +10,6 @@ from opentelemetry.trace import SpanKind, StatusCode
 from shared import telemetry, tracing
 from shared.tracing import NO_TRACE, Tracing
 from tests.traces.inside import KEY, SECRET, Gated, inside
-from workers.core.admission import refused
 from workers.engines.base import Delta, Failed, Started
 from workers.engines.null import NullEngine
 
@@ -230,14 +229,8 @@ async def test_a_worker_that_refuses_for_good_says_why():
 async def test_another_try_is_an_event_and_a_dispatch_of_its_own(monkeypatch):
     async with inside(NullEngine()) as stack:
         (node,) = stack.nodes
-        take, refusals = node._take, iter(["busy"])
-
-        async def busy_once(key, running):
-            for code in refusals:
-                raise refused(node.wep, key[1], code, "not now")
-            return await take(key, running)
-
-        monkeypatch.setattr(node, "_take", busy_once)
+        admit, refusals = node.slots.admit, iter([None])
+        monkeypatch.setattr(node.slots, "admit", lambda key: None if next(refusals, False) is None else admit(key))
         assert (await stack.ask())[0] == 200
         spans = stack.spans()
     (root,) = connected(spans)
