@@ -26,7 +26,7 @@ class Announcing(Protocol):
     settings: WorkerSettings
     wep: str
     life: Lifecycle
-    slots: SlotTable[tuple[str, int]]
+    slots: SlotTable[str]
 
 
 def announcement(

@@ -1,7 +1,7 @@
 """The worker's shell: bus at one end, engine at the other, `shared.protocol` and `workers.core` in between.
 
-A job's path, top to bottom: `_on_job` feeds the protocol; `Start` makes `_serve`, which admits, tokenises, answers the
-gateway, waits for its slot, and then passes the engine's events to the protocol until the terminal one.
+A job's path: `_on_job` feeds the protocol, which says `Start` once, however often the job comes; a `JobRun`
+(`workers/job.py`) then lives until the engine's terminal event, and the protocol frames what it says.
 """
 
 import asyncio
@@ -14,32 +14,19 @@ import structlog
 
 from shared import subjects, wire
 from shared.bus import NO_RESPONDERS, Bus, Delivery
-from shared.errors import EvenflowError, InvalidRequestError, ProtocolError
+from shared.errors import EvenflowError, ProtocolError
 from shared.protocol import Abort, Answer, Orphaned, SendFrame, Start, WorkerEnd
 from shared.pump import Pump
 from shared.settings import WorkerSettings
 from shared.tracing import HEADER, Tracing
 from workers.announce import Announcer, announcement
-from workers.core.admission import RefusedError, engine_request, refused
 from workers.core.lifecycle import Lifecycle
 from workers.core.slots import SlotTable
-from workers.engines.base import (
-    Capabilities,
-    Delta,
-    Engine,
-    EngineRequest,
-    EngineSpec,
-    Failed,
-    Finished,
-    Prefilled,
-    Started,
-)
-from workers.models import encode_input
+from workers.engines.base import Capabilities, Engine, EngineSpec, Failed
+from workers.job import Feed, JobRun
 from workers.spans import JobSpans
 
 log = structlog.get_logger("node")
-
-Key = tuple[str, int]
 
 _DRAIN_S = 25.0
 _LAST_WORDS_S = 2.0
@@ -48,18 +35,6 @@ _WATCH_S = 0.5
 
 class EngineStalledError(EvenflowError):
     """The engine made no progress while it had work: this process cannot serve any more."""
-
-
-class Running(msgspec.Struct, eq=False):
-    """One job in this worker."""
-
-    job: wire.Job
-    spans: JobSpans
-    task: asyncio.Task[None] | None = None
-    turn: asyncio.Event = msgspec.field(default_factory=asyncio.Event)
-    engine_id: str = ""  # set while the engine has it
-    aborted: str = ""
-    taken_at: float = 0.0
 
 
 class Node:
@@ -73,20 +48,21 @@ class Node:
         self.wid = settings.name
         self.wep = secrets.token_hex(8)
         self.life = Lifecycle()
-        self.slots: SlotTable[Key] = SlotTable(settings.slots, settings.ahead)
+        self.slots: SlotTable[str] = SlotTable(settings.slots, settings.ahead)
         self.end = WorkerEnd(self.wid, self.wep)
         self.stopping = asyncio.Event()
+        self.engine = engine
+        self.loaded: Capabilities | None = None
         self._moved = asyncio.Event()
-        self._engine = engine
         self._bus = bus
-        self._capabilities: Capabilities | None = None
-        self._running: dict[Key, Running] = {}
+        self._runs: dict[str, JobRun] = {}  # by name, until nothing of them is left
+        self._streams: dict[tuple[str, int], JobRun] = {}  # those that the protocol still knows
         self._tracing = tracing or Tracing()
         self._traceparent: str | None = None  # of the job that is being taken in
         self._pump: Pump[object] = Pump(self.end, self._carry_out, flush=self.end.flush, flush_at=self.end.flush_at)
         self._announcer = Announcer(self.wid, self._bus, self._announcement)
-        bus.on_disconnect = lambda: self._fed(self.end.disconnected)
-        bus.on_reconnect = lambda: self._fed(self.end.reconnected)
+        bus.on_disconnect = lambda: self._connection(self.end.disconnected)
+        bus.on_reconnect = lambda: self._connection(self.end.reconnected)
 
     # ------------------------------------------------------------------------------------------------------- life
 
@@ -107,7 +83,7 @@ class Node:
             finally:
                 for task in owned:
                     task.cancel()
-                await self._engine.unload()
+                await self.engine.unload()
 
     async def _load(self) -> None:
         self.life.to("loading", "loading the model")
@@ -117,8 +93,8 @@ class Node:
             self.life.progress, self.life.reason = fraction, what
             self._announcer.changed()
 
-        self._capabilities = await self._engine.load(self.spec, progress)
-        self.slots.slots = self._capabilities.slots
+        self.loaded = await self.engine.load(self.spec, progress)
+        self.slots.slots = self.loaded.slots
         self.life.to("ready")
         self._announcer.changed()
         log.info("worker_ready", worker=self.wid, model=self.spec.model, version=self.spec.version)
@@ -129,7 +105,7 @@ class Node:
         self._announcer.changed()
         await self._quiet(_DRAIN_S)
         watch.cancel()  # an engine that is being unloaded is not healthy, and need not be
-        await self._engine.unload()
+        await self.engine.unload()
         await self._quiet(_LAST_WORDS_S)
         await self._announcer.announce()
 
@@ -137,7 +113,7 @@ class Node:
         """Until no job runs and every terminal was acknowledged, at most `within_s` seconds."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(within_s):
-                while (of_jobs and self._running) or self.end.open_count():
+                while (of_jobs and self._runs) or self.end.unacked_count():
                     self._moved.clear()
                     await self._moved.wait()
 
@@ -146,18 +122,17 @@ class Node:
         loop = asyncio.get_running_loop()
         while True:
             await asyncio.sleep(_WATCH_S)
-            stats = self._engine.stats()
-            busy = any(running.engine_id for running in self._running.values())
-            if self.life.observe(loop.time(), stats.steps, busy) or not self._engine.healthy():
+            stats = self.engine.stats()
+            busy = any(run.in_engine for run in self._runs.values())
+            if self.life.observe(loop.time(), stats.steps, busy) or not self.engine.healthy():
                 await self._give_up("the engine made no progress")
 
     async def _give_up(self, why: str) -> None:
         """Tell every gateway that its requests failed, and end the process."""
-        log.error("engine_stalled", worker=self.wid, running=len(self._running))
+        log.error("engine_stalled", worker=self.wid, running=len(self._runs))
         self.life.to("draining", why)
-        for gid, sid in list(self._running):
-            self.end.fail(_now(), gid, sid, "engine_fault", why, retryable=True, usage=wire.Usage())
-        self._pump.poke()
+        for run in self._runs.values():
+            run.feed.event(Failed("engine_fault", retryable=True, message=why))
         await self._announcer.announce()
         await self._quiet(_LAST_WORDS_S, of_jobs=False)
         raise EngineStalledError(why)
@@ -186,17 +161,16 @@ class Node:
             # An answer sent there would reach somebody else, in this worker's name.
             raise ProtocolError(f"job from {gid} wants its answer on {delivery.reply!r}")
         self._traceparent = (delivery.headers or {}).get(HEADER)
-        self.end.job(_now(), gid, job, delivery.reply)
-        await self._obey()
+        await self._fed(lambda now: self.end.job(now, gid, job, delivery.reply))
 
     async def _on_credit(self, delivery: Delivery) -> None:
-        self.end.credit(_now(), subjects.last(delivery.subject), _CREDIT.decode(delivery.data))
+        credit = _CREDIT.decode(delivery.data)
+        await self._fed(lambda now: self.end.credit(now, subjects.last(delivery.subject), credit))
         self._moved.set()
-        await self._obey()
 
     async def _on_cancel(self, delivery: Delivery) -> None:
-        self.end.cancel(_now(), subjects.last(delivery.subject), _CANCEL.decode(delivery.data))
-        await self._obey()
+        cancel = _CANCEL.decode(delivery.data)
+        await self._fed(lambda now: self.end.cancel(now, subjects.last(delivery.subject), cancel))
 
     async def _on_ctl(self, delivery: Delivery) -> None:
         command: wire.Ctl = _CTL.decode(delivery.data)
@@ -211,16 +185,19 @@ class Node:
     async def _on_bounce(self, delivery: Delivery) -> None:
         """A frame came back because its gateway does not listen."""
         if delivery.status == NO_RESPONDERS:
-            self._fed(lambda now: self.end.no_responders(now, subjects.last(delivery.subject)))
+            await self._fed(lambda now: self.end.no_responders(now, subjects.last(delivery.subject)))
 
-    def _fed(self, feed: Callable[[float], None]) -> None:
+    async def _fed(self, feed: Callable[[float], None]) -> None:
+        """Feed the protocol and carry out in this turn what that caused, also where the input was partly wrong."""
+        try:
+            feed(_now())
+        finally:
+            for instruction in self.end.instructions():
+                await self._carry_out(instruction)
+            self._pump.poke()
+
+    def _connection(self, feed: Callable[[float], None]) -> None:
         feed(_now())
-        self._pump.poke()
-
-    async def _obey(self) -> None:
-        """Carry out what an input caused, in this turn already."""
-        for instruction in self.end.instructions():
-            await self._carry_out(instruction)
         self._pump.poke()
 
     async def _carry_out(self, instruction: object) -> None:
@@ -233,135 +210,48 @@ class Node:
                 await self._bus.publish(str(reply_to), wire.encode(reply))
             case Start(gid=gid, sid=sid, job=job):
                 spans = JobSpans(self._tracing, self._traceparent, job, self.wid)
-                running = Running(job, spans, taken_at=_now())
-                self._running[gid, sid] = running
-                running.task = asyncio.get_running_loop().create_task(self._serve((gid, sid), running))
-            case Abort(gid=gid, sid=sid, reason=reason):
-                self._abort((gid, sid), reason)
+                run = JobRun(job, self, Feed(self.end, gid, sid, self._pump.poke), spans)
+                self._runs[run.name] = self._streams[gid, sid] = run
+                run.start(lambda run: self._over((gid, sid), run))
+            case Abort(gid=gid, sid=sid, reason=reason, final=final):
+                aborted = self._streams.get((gid, sid))
+                if aborted is not None:
+                    if final:  # the protocol has forgotten the stream, and may meet its number again
+                        del self._streams[gid, sid]
+                        aborted.feed.close()
+                    aborted.abort(reason)
             case Orphaned(gid=gid, aid=aid, generated=generated, acked=acked):
                 log.warning("stream_orphaned", gateway=gid, aid=aid, generated=generated, acked=acked)
 
-    def _abort(self, key: Key, reason: str) -> None:
-        running = self._running.get(key)
-        if running is None:
-            return
-        running.aborted = reason
-        if running.engine_id:
-            self._engine.cancel(running.engine_id)
-        elif running.task is not None:
-            running.task.cancel()
+    # ------------------------------------------------------------------------------------------------- for the jobs
 
-    # ------------------------------------------------------------------------------------------------------ one job
-
-    async def _serve(self, key: Key, running: Running) -> None:
-        gid, sid = key
-        running.spans.bind_log()
-        prompt_tokens = 0
-        try:
-            request = await self._take(key, running)
-            prompt_tokens = len(request.prompt)
-            await self._await_turn(running)
-            if not running.aborted:
-                await self._generate(key, running, request)
-            else:  # the cancel came together with the turn
-                running.spans.cancelled(running.aborted)
-                self.end.end(_now(), gid, sid, "cancelled", wire.Usage(prompt=prompt_tokens), wire.Timings())
-        except RefusedError as refusal:
-            running.spans.refused(refusal.nack.code)
-            self.end.answer(_now(), gid, sid, refusal.nack)
-        except asyncio.CancelledError:
-            running.spans.cancelled(running.aborted)
-            self.end.end(_now(), gid, sid, "cancelled", wire.Usage(prompt=prompt_tokens), wire.Timings())
-        except Exception:
-            log.exception("job_failed", aid=running.job.aid)
-            running.spans.fault("internal")
-            nack = wire.Nack(wep=self.wep, sid=sid, code="internal", message="the worker could not take this request")
-            self.end.answer(_now(), gid, sid, nack)  # counts only if nothing was answered yet
-            usage = wire.Usage(prompt=prompt_tokens)
-            self.end.fail(_now(), gid, sid, "engine_fault", "the worker failed", retryable=True, usage=usage)
-        finally:
-            running.spans.end()
-            self._running.pop(key, None)
-            self.slots.release(key)
-            self._moved.set()
-            self._let_in()
-            self._announcer.changed()
-            self._pump.poke()
-
-    async def _take(self, key: Key, running: Running) -> EngineRequest:
-        """Admit, tokenise and answer the gateway. Raises RefusedError."""
-        job, sid, loaded = running.job, running.job.sid, self._capabilities
-        if self.life.state != "ready" or loaded is None:
-            code: wire.NackCode = "draining" if self.life.state == "draining" else "busy"
-            raise refused(self.wep, sid, code, f"the worker is {self.life.state}")
-        if (job.model, job.version) != (loaded.model, loaded.version):
-            raise refused(self.wep, sid, "unknown_model", f"this worker serves {loaded.model}")
-        ahead = self.slots.admit(key)
-        if ahead is None:
-            raise refused(self.wep, sid, "busy", "every slot is taken")
-        self._announcer.changed()
-        try:
-            prompt = await encode_input(job, loaded, self._engine.tokenizer)
-        except InvalidRequestError as error:
-            raise refused(
-                self.wep, sid, "bad_request", error.message, param=error.param or "", error_code=error.code or ""
-            ) from error
-        left_s = job.deadline_ms / 1000 - (_now() - running.taken_at)
-        request = engine_request(self.wep, job, prompt, loaded, left_s)
-        accept = wire.Accept(
-            wep=self.wep, sid=sid, prompt_tokens=len(prompt), ahead=ahead, max_tokens=request.max_tokens
-        )
-        self.end.answer(_now(), key[0], sid, accept)
-        self._pump.poke()
-        return request
-
-    async def _await_turn(self, running: Running) -> None:
-        self._let_in()
-        await running.turn.wait()
-
-    def _let_in(self) -> None:
-        for key in self.slots.startable():
-            running = self._running.get(key)
-            if running is None:
-                self.slots.release(key)
+    def let_in(self) -> None:
+        """Start everyone whose turn has come."""
+        for name in self.slots.startable():
+            run = self._runs.get(name)
+            if run is None:
+                self.slots.release(name)
                 continue
-            self.slots.start(key)
-            running.turn.set()
+            self.slots.start(name)
+            run.turn.set()
 
-    async def _generate(self, key: Key, running: Running, request: EngineRequest) -> None:
-        gid, sid = key
-        end, first, spans = self.end, True, running.spans
-        spans.prefilling(self._capabilities)
-        running.engine_id = request.id
-        queued_ms = (_now() - running.taken_at) * 1000
-        async for event in self._engine.submit(request):
-            now = _now()
-            match event:
-                case Delta(text, ids, logprobs):
-                    if first:
-                        first = False
-                        spans.first_token()
-                        self.slots.decoding(key)
-                        self._announcer.changed()
-                    end.text(now, gid, sid, text, ids, logprobs)
-                case Prefilled(done, total, cached):
-                    end.prefill(now, gid, sid, done, total, cached)
-                case Finished(reason, usage, timings):
-                    timings = wire.Timings(
-                        queue_ms=queued_ms, prefill_ms=timings.prefill_ms, decode_ms=timings.decode_ms
-                    )
-                    spans.finished(reason, usage, running.aborted)
-                    end.end(now, gid, sid, reason, usage, timings)
-                case Failed(code=code, retryable=retryable, message=message, usage=usage):
-                    spans.failed(code, usage)
-                    end.fail(now, gid, sid, code, message, retryable=retryable, usage=usage)
-                case Started():
-                    continue
-            self._pump.poke()
+    def changed(self) -> None:
+        """Something that gateways decide by is different now."""
+        self._announcer.changed()
+
+    def _over(self, stream: tuple[str, int], run: JobRun) -> None:
+        self._runs.pop(run.name, None)
+        if self._streams.get(stream) is run:
+            del self._streams[stream]
+        self.slots.release(run.name)
+        self._moved.set()
+        self.let_in()
+        self.changed()
+        self._pump.poke()
 
     def _announcement(self, n: int) -> wire.Ann:
-        stats = self._engine.stats() if self._capabilities is not None else None
-        return announcement(self, n, self.spec, self._capabilities, stats)
+        stats = self.engine.stats() if self.loaded is not None else None
+        return announcement(self, n, self.spec, self.loaded, stats)
 
 
 _JOB = wire.decoder(wire.Job)

@@ -58,12 +58,12 @@ async def test_an_engine_that_is_being_unloaded_is_not_taken_for_a_dead_one(node
     running = await ready(node)
     node.stopping.set()
     await running
-    assert node._engine.unloaded
+    assert node.engine.unloaded
 
 
 async def test_an_engine_that_dies_ends_the_process(node):
     running = await ready(node)
-    node._engine._capabilities = None
+    node.engine._capabilities = None
     with pytest.raises(ExceptionGroup) as ended:
         await running
     assert ended.group_contains(EngineStalledError)
