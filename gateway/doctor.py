@@ -10,9 +10,11 @@ from urllib.parse import urlsplit
 import msgspec
 
 from gateway.store.pepper import PEPPER_BYTES
+from gateway.up import children
 from gateway.up.files import check_port, check_space
 from gateway.up.nats_server import find_binary
-from shared.errors import StartError
+from shared.errors import SettingsError, StartError
+from shared.identity import find_identity
 from shared.settings import Settings, WorkerSettings
 from shared.settings_schema import leaves, mask_url, shown
 
@@ -85,6 +87,25 @@ def _bus(settings: Settings) -> Iterator[Check]:
         yield from _room("nats.directory", Path(settings.nats.directory))
     if settings.nats.credentials:
         yield _readable("nats.credentials", settings.nats.credentials, secret=True)
+    if settings.nats.identities:
+        yield from _identities(settings)
+
+
+def _identities(settings: Settings) -> Iterator[Check]:
+    """Any of these processes may run elsewhere, so a missing folder is a warning; none at all starts nothing."""
+    found: list[Check] = []
+    for kind, name in children.identities(settings):
+        try:
+            identity = find_identity(settings.nats.identities, kind, name)
+            if identity is not None:
+                identity.context()
+        except SettingsError as error:
+            message = str(error).removeprefix("nats.identities: ")
+            found.append(Check("nats.identities", ok=False, message=message, essential=False))
+        else:
+            found.append(Check("nats.identities", ok=True, message=f"{kind} {name} can connect"))
+    none = not any(check.ok for check in found)
+    yield from (msgspec.structs.replace(check, essential=none) for check in found)
 
 
 def _reachable(urls: str) -> Check:

@@ -20,7 +20,7 @@ SECTION = "# ------------------------------ "
 
 def reference() -> str:
     """The generated part, from the code as it is."""
-    return "\n".join([*_subjects(), *_unsent(), *_messages()]).rstrip() + "\n"
+    return "\n".join([*_subjects(), *_unsent(), *_permissions(), *_messages()]).rstrip() + "\n"
 
 
 def document(current: str) -> str:
@@ -72,6 +72,21 @@ def _built(tree: ast.Module) -> Iterator[str]:
                     yield names[name]
                 case ast.Attribute(value=ast.Name(id="wire"), attr=name):
                     yield name
+
+
+def _permissions() -> Iterator[str]:
+    """The server's allow lists for an identity of each kind, as `shared.permissions` makes them."""
+    from shared.permissions import permissions  # noqa: PLC0415 - only once the path is set
+
+    yield "## Permissions\n"
+    yield "What the NATS server lets an identity do; it refuses everything else. `*` stands for one name of any kind.\n"
+    yield "| identity | may publish on | may subscribe to |"
+    yield "|---|---|---|"
+    for kind, name in (("gateway", "{gid}"), ("worker", "{wid}"), ("provision", "provision")):
+        allowed = permissions(kind, name)
+        lists = ("<br>".join(f"`{subject}`" for subject in each) for each in (allowed.publish, allowed.subscribe))
+        yield f"| {kind}{'' if kind == name else f' `{name}`'} | {' | '.join(lists)} |"
+    yield ""
 
 
 def _messages() -> Iterator[str]:

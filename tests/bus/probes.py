@@ -55,13 +55,10 @@ class Probe:
                 signature = base64.b64encode(key.sign(info["nonce"].encode())).decode()
                 hello |= {"nkey": public or key.public_key.decode(), "sig": signature}
             writer.write(b"CONNECT " + json.dumps(hello).encode() + b"\r\n")
-            errors = await probe._settle()
-        except (OSError, EOFError) as error:
+            await probe._settle()
+        except (OSError, EOFError, Refused) as error:
             await probe.close()
             raise Refused(repr(error)) from error
-        if errors:
-            await probe.close()
-            raise Refused(errors[0])
         return probe
 
     @classmethod

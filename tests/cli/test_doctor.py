@@ -7,6 +7,7 @@ from click.testing import CliRunner
 from gateway import doctor
 from gateway.cli import main
 from gateway.doctor import examine, in_force
+from gateway.up import identities
 from shared.settings_load import load
 
 FREE = {"gateway.port": 0, "admin.port": 0, "workers.*.engine": "null"}
@@ -94,7 +95,7 @@ def test_a_full_disk(monkeypatch):
 def test_the_pepper(tmp_path):
     pepper = tmp_path / "pepper"
     prod = {"profile": "prod", "nats__url": "nats://127.0.0.1:1", "store__pepper_file": str(pepper)}
-    prod["workers"] = []
+    prod |= {"workers": [], "tls__offloaded": True}
     assert "profile prod makes none" in missing(settings(**prod))["store.pepper_file"]
     pepper.write_bytes(b"x")
     pepper.chmod(0o600)
@@ -117,6 +118,17 @@ def test_certificates_and_credentials(tmp_path):
     assert found["tls.key"] == "key.pem cannot be read: No such file or directory"
     assert found["nats.credentials"] == "the file cannot be read: No such file or directory"
     assert "tls.certificate" not in found
+
+
+def test_identities_are_essential_if_there_is_none(tmp_path):
+    where = {"nats__url": "127.0.0.1:1", "nats__identities": str(tmp_path / "nats" / "identities")}
+    assert "evenflow nats add-" in missing(settings(**where))["nats.identities"]
+    identities.keep(tmp_path / "nats", [("worker", "w1")], ["localhost"])
+    found = [check for check in examine(settings(**where)) if check.name == "nats.identities"]
+    assert [(check.ok, check.essential) for check in found] == [(False, False), (True, False)]
+    assert found[1].message == "worker w1 can connect"
+    (tmp_path / "nats" / "identities" / "worker-w1" / "key.pem").write_text("nonsense")
+    assert "worker-w1" in missing(settings(**where))["nats.identities"]
 
 
 def test_every_setting_is_shown_with_its_origin_and_no_secret():
