@@ -1,5 +1,7 @@
 """What an old job still says must not land in a new stream of the same number."""
 
+import asyncio
+
 from shared.protocol import SendFrame, Start, WorkerEnd
 from shared.wire import Accept, Job, Text
 from workers.engines.base import Delta
@@ -12,8 +14,8 @@ def job(gep: str) -> Job:
     )
 
 
-def texts(end: WorkerEnd) -> list[str]:
-    end.flush(10.0)
+def texts(end: WorkerEnd, now: float) -> list[str]:
+    end.flush(now)
     return [
         event.text
         for instruction in end.instructions()
@@ -25,10 +27,11 @@ def texts(end: WorkerEnd) -> list[str]:
 
 async def two_epochs(*, close: bool) -> list[str]:
     """A gateway starts anew under a running stream and counts from one again; the old job speaks once more."""
+    now = asyncio.get_running_loop().time()  # the clock that a feed reads
     end = WorkerEnd("w", "wep")
     feeds = []
     for gep in ("old", "new"):
-        end.job(1.0, "g", job(gep), f"reply {gep}")
+        end.job(now, "g", job(gep), f"reply {gep}")
         assert any(isinstance(instruction, Start) for instruction in end.instructions())
         feeds.append(Feed(end, "g", 1, lambda: None))
         if gep == "new" and close:
@@ -36,7 +39,7 @@ async def two_epochs(*, close: bool) -> list[str]:
         feeds[-1].answer(Accept(wep="wep", sid=1, prompt_tokens=1))
     feeds[0].event(Delta("of the old one", (1,)))
     feeds[1].event(Delta("of the new one", (2,)))
-    return texts(end)
+    return texts(end, now + 0.5)
 
 
 async def test_a_closed_feed_is_silent() -> None:
