@@ -7,6 +7,8 @@ from shared.tracing import Trace, Tracing
 from shared.wire import FinishReason, Job, Usage
 from workers.engines.base import Capabilities
 
+_LONGEST = 64  # the reason comes over the bus
+
 
 class JobSpans:
     """Told what happens to the job, in order; without a receiver for traces each call does nothing."""
@@ -73,7 +75,7 @@ class JobSpans:
     def cancelled(self, why: str) -> None:
         """It was stopped on the way."""
         for span in (self._part, self._worker):
-            span.describe({telemetry.CANCELLED_FOR: why or "unknown"})
+            span.describe({telemetry.CANCELLED_FOR: why[:_LONGEST] or "unknown"})
 
     def fault(self, code: str) -> None:
         """It went wrong, in the part that is open now."""

@@ -4,15 +4,16 @@
 
 Two stacks stand side by side, one of them sending its traces to a receiver in a process of its own; rounds of the same
 load go to the one and the other in turn, so that both meet the same machine. The metrics of both are scraped meanwhile.
-CPU is what the kernel counted for all threads, the exporter's included (`/proc/PID/task/*/schedstat`).
+CPU is what the kernel counted for all threads, the exporter's included (`/proc/PID/task/*/schedstat`), from the first
+round to the sending of the last span.
 """
 
 import asyncio
 import contextlib
 import multiprocessing
-import statistics
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -22,6 +23,7 @@ from tests.e2e.stack import Stack, running
 from tests.traces.receiver import receiving
 
 STREAMS = 16
+LAST_S = 6  # spans leave every 5 s
 TOKENS = 100
 PROCESSES = {"gateway": "gateway.cli gateway", "worker": "workers.cli"}
 LOADS = {"paced (50 tokens/s a stream)": "pace", "flood": "script"}
@@ -72,23 +74,37 @@ async def load(stack: Stack, times: int) -> None:
         await asyncio.gather(*lanes)
 
 
-def measured(stack: Stack, times: int) -> dict[str, float]:
-    """CPU microseconds per token of each process, the sending of the spans included."""
-    pids = {name: stack.pids(command)[0] for name, command in PROCESSES.items()}
-    before = {name: cpu_s(pid) for name, pid in pids.items()}
+def spent(stack: Stack) -> dict[str, float]:
+    """CPU seconds of each process so far."""
+    return {name: cpu_s(stack.pids(command)[0]) for name, command in PROCESSES.items()}
 
-    async def run() -> None:
-        await load(stack, times)
-        await asyncio.sleep(1.2)  # the last batch goes out within a second
 
-    asyncio.run(run())
-    return {name: (cpu_s(pid) - before[name]) / (STREAMS * TOKENS * times) * 1e6 for name, pid in pids.items()}
+def compare(off: Stack, on: Stack, rounds: int, times: int) -> None:
+    for stack in (off, on):
+        asyncio.run(load(stack, times))  # warm
+    time.sleep(LAST_S)
+    before = spent(off), spent(on)
+    for _ in range(rounds):
+        for stack in (off, on):
+            asyncio.run(load(stack, times))
+    time.sleep(LAST_S)
+    after = spent(off), spent(on)
+    requests = STREAMS * times * rounds
+    for process in PROCESSES:
+        without, traced = (late[process] - early[process] for early, late in zip(before, after, strict=True))
+        print(
+            f"  {process:8} without {without / requests / TOKENS * 1e6:6.1f}   with {traced / requests / TOKENS * 1e6:6.1f}"
+            f"   {(traced / without - 1) * 100:+5.1f} %   {(traced - without) / requests * 1e6:+5.0f} us a request"
+        )
+    seen = on.metrics()
+    lost = sum(value for key, value in seen.items() if key.startswith("evenflow_telemetry_dropped"))
+    print(f"  spans exported by the gateway {seen['evenflow_telemetry_exported_total']:.0f}, lost {lost:.0f}")
 
 
 def main(rounds: int) -> None:
     with receiver_process() as (url, got), tempfile.TemporaryDirectory() as where:
         for name, mode in LOADS.items():
-            times = 1 if mode == "pace" else 20
+            times = 2 if mode == "pace" else 20
             common = {
                 "WORKERS__0__ENGINE": "null",
                 "WORKERS__0__SLOTS": str(STREAMS),
@@ -98,29 +114,14 @@ def main(rounds: int) -> None:
             folders = [Path(where, f"{mode}-{kind}") for kind in ("off", "on")]
             for folder in folders:
                 folder.mkdir()
+            print(
+                f"{name}: us of CPU per token, {STREAMS} streams, {rounds * times} answers of {TOKENS} tokens on each"
+            )
             with (
                 running(folders[0], **common) as off,
                 running(folders[1], **common, TELEMETRY__OTLP_ENDPOINT=url) as on,
             ):
-                for stack in (off, on):
-                    measured(stack, times)  # warm
-                results = [(measured(off, times), measured(on, times)) for _ in range(rounds)]
-                metrics = on.metrics()
-            print(
-                f"{name}, {STREAMS} streams x {TOKENS} tokens, {rounds} rounds of {times}; medians, us of CPU per token"
-            )
-            for process in (*PROCESSES, "both"):
-                sums = [
-                    [sum(half.values()) if process == "both" else half[process] for half in result]
-                    for result in results
-                ]
-                without, with_traces = (statistics.median(column) for column in zip(*sums, strict=True))
-                more = (with_traces / without - 1) * 100
-                print(f"  {process:8} without {without:7.1f}   with {with_traces:7.1f}   {more:+5.1f} %")
-            lost = sum(value for key, value in metrics.items() if key.startswith("evenflow_telemetry_dropped"))
-            print(
-                f"  spans exported by the gateway {metrics['evenflow_telemetry_exported_total']:.0f}, lost {lost:.0f}"
-            )
+                compare(off, on, rounds, times)
     print(f"spans at the receiver: {got[0]}")
 
 
