@@ -13,7 +13,7 @@ SLOW := up e2e chaos contract bench
 UV_COMPILE = uv pip compile pyproject.toml --quiet --universal --python-version 3.11 --generate-hashes --no-annotate \
 	--no-header --extra embedded --group model --group build
 
-.PHONY: help run test test-fast prove lint format lock wheel clean
+.PHONY: help run test test-fast prove bench lint format lock wheel clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -29,6 +29,9 @@ test-fast: $(VENV)/.dev ## Run the tests that start no processes
 
 prove: $(VENV)/.dev ## Run the kills, soaks and outages at full count and length
 	@PROVE=1 $(BIN)/pytest --timeout=3600 $(wildcard $(foreach room,$(SLOW),tests/$(room))) $(ARGS)
+
+bench: $(VENV)/.dev ## Measure the gateway beside its floor, in one run (2 minutes, wants a quiet machine)
+	@$(BIN)/python infra/bench/run.py $(ARGS)
 
 lint: $(VENV)/.dev ## Check style, types and who imports whom
 	$(BIN)/ruff check .
