@@ -9,6 +9,7 @@ and reconnects have no jitter, so the wait is drawn per process.
 """
 
 import asyncio
+import contextlib
 import random
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -20,7 +21,7 @@ from nats.aio.client import Client
 from nats.aio.msg import Msg
 
 from shared import subjects
-from shared.errors import BusError, ProtocolError
+from shared.errors import BusError, ProtocolError, SettingsError
 from shared.identity import Identity
 
 log = structlog.get_logger("bus")
@@ -57,29 +58,34 @@ class Bus:
         self.handler_errors = 0
         self._client = Client()
         self._closing = False
+        self._was_connected = False
+        self._first_error: Exception | None = None
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def connect(
         self, url: str, *, identity: Identity | None = None, credentials: str = "", wait_s: float = 10.0
     ) -> None:
-        """Connect within `wait_s` seconds, then reconnect for ever.
+        """Connect to one of the servers in `url` (separated by commas) within `wait_s`, then reconnect for ever.
 
         With an `identity`, TLS comes before the first byte of NATS, and the server must be of the same authority.
 
         Raises:
-            BusError: it cannot be done.
-            SettingsError: the identity's files cannot be used.
+            BusError: it cannot be done; the message says where and why.
+            SettingsError: there is no URL, or the identity's files cannot be used.
         """
+        servers = [server.strip() for server in url.split(",") if server.strip()]
+        if not servers:
+            raise SettingsError("nats.url: is not set; only `evenflow up` starts a server of its own")
         options: dict[str, Any] = {}
         if identity is not None:
             options |= {"tls": identity.context(), "tls_handshake_first": True, "nkeys_seed": str(identity.seed)}
         if credentials:
             options["user_credentials"] = credentials
-        deadline = asyncio.get_running_loop().time() + wait_s
-        while True:
-            try:
+        try:
+            # nats-py takes "reconnect for ever" to mean the first time, too.
+            async with asyncio.timeout(wait_s):
                 await self._client.connect(
-                    [url],
+                    servers,
                     name=self.name,
                     inbox_prefix=self.inbox,
                     error_cb=self._error,
@@ -94,14 +100,18 @@ class Bus:
                     pending_size=32 * 1024 * 1024,
                     **options,
                 )
-            except (OSError, nats.errors.Error, TimeoutError) as error:
-                if asyncio.get_running_loop().time() >= deadline:
-                    raise BusError(f"cannot reach NATS at {_without_secret(url)}: {error!r}") from error
-                await self._client.close()
-                self._client = Client()
-                await asyncio.sleep(0.1)
-            else:
-                return
+        except (OSError, ValueError, nats.errors.Error, TimeoutError) as error:
+            await self._discard()
+            places = ", ".join(map(_without_secret, servers))
+            why = _reason(self._first_error or error)
+            raise BusError(f"cannot reach NATS at {places} within {wait_s:g} s: {why}") from error
+        self._was_connected = True
+
+    async def _discard(self) -> None:
+        """Close a client that never connected, which nats-py did not provide for."""
+        self._closing = True
+        with contextlib.suppress(AssertionError, OSError, nats.errors.Error):
+            await self._client.close()
 
     @property
     def connected(self) -> bool:
@@ -182,7 +192,10 @@ class Bus:
         self._guarded(self.on_reconnect)
 
     async def _error(self, error: Exception) -> None:
-        log.warning("bus_error", error=repr(error))
+        if self._was_connected:
+            log.warning("bus_error", error=repr(error))
+        else:
+            self._first_error = error
 
     def _guarded(self, callback: Callable[[], None]) -> None:
         try:
@@ -198,6 +211,12 @@ def _delivery(message: Msg) -> Delivery:
         code = headers.get("Status", "")
         status = int(code) if code.isdigit() else 0
     return Delivery(message.subject, message.data, message.reply, status, headers)
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, TimeoutError):
+        return "nothing answered as a NATS server that knows this identity would"
+    return getattr(error, "strerror", None) or str(error) or repr(error)
 
 
 def _without_secret(url: str) -> str:

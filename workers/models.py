@@ -41,14 +41,14 @@ def locate(path: str, sha256: str) -> tuple[Path, str]:
 
     Raises ModelError if it is missing, or if its sha256 is not the one expected: an altered file is never loaded.
     """
-    file, expected = (Path(path), sha256.lower()) if path else (embedded_path(), EMBEDDED_SHA256)
+    file, wanted = (Path(path), {sha256.lower()}) if path else (embedded_path(), {EMBEDDED_SHA256, sha256.lower()})
     try:
         with file.open("rb") as stream:
             digest = hashlib.file_digest(stream, "sha256").hexdigest()
     except OSError as error:
-        raise ModelError(f"cannot read the model file {file.name}: {error.strerror}") from error
-    if expected and digest != expected:
-        raise ModelError(f"the model file {file.name} was altered: its sha256 is {digest}, not {expected}")
+        raise ModelError(f"cannot read the model file {file}: {error.strerror}") from error
+    for expected in wanted - {"", digest}:
+        raise ModelError(f"the model file {file} was altered: its sha256 is {digest}, not {expected}")
     return file, digest
 
 

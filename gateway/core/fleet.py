@@ -21,7 +21,7 @@ Pool = tuple[str, str]
 
 
 class WorkerView(msgspec.Struct, eq=False):
-    """One worker as this gateway sees it. `ours`: our requests in flight there."""
+    """One worker as this gateway sees it. `ours`: our requests there. `doubled`: two processes use its name."""
 
     wid: str
     ann: Ann
@@ -29,6 +29,8 @@ class WorkerView(msgspec.Struct, eq=False):
     ours: int = 0
     cool_until: float = 0.0
     gone: bool = False
+    before: str = ""
+    doubled: bool = False
 
     def serves(self, pool: Pool) -> Version | None:
         """The version announced for `pool`."""
@@ -62,6 +64,8 @@ class Fleet:
             return False
         if old.wep != ann.wep:
             view.ours = 0  # the protocol ends the old epoch's streams
+            view.doubled = view.doubled or ann.wep == view.before  # a process that was replaced does not come back
+            view.before = old.wep
         changed = (
             view.gone or old.wep != ann.wep or old.state != ann.state or old.slots != ann.slots
             or old.versions != ann.versions

@@ -28,7 +28,7 @@ def health_routes(house: House, health_path: str, ready_path: str) -> list[HTTPR
                 "name": view.wid,
                 "state": "gone" if view.gone else view.ann.state,
                 "models": [f"{v.model}@{v.version}" for v in view.ann.versions],
-                "reason": view.ann.reason,
+                "reason": "two processes use this name" if view.doubled else view.ann.reason,
                 "progress": round(view.ann.load_progress, 3),
             }
             for view in house.fleet.workers.values()

@@ -57,9 +57,14 @@ class FleetFeed:
             raise ProtocolError(f"{wid} speaks protocol {ann.proto}, this gateway {wire.PROTO}")
         now = asyncio.get_running_loop().time()
         known = self._fleet.workers.get(wid)
-        if known is None or known.ann.wep != ann.wep:
-            log.info("worker_announced", worker=wid, state=ann.state)
+        new = known is None or known.ann.wep != ann.wep
+        doubled = known is not None and known.doubled
         changed = self._fleet.announced(now, wid, ann)
+        if self._fleet.workers[wid].doubled:
+            if not doubled:
+                log.error("worker_name_twice", worker=wid, help="give each worker a name of its own")
+        elif new:
+            log.info("worker_announced", worker=wid, state=ann.state)
         self._streams.announced(wid, ann.wep)
         if changed:
             self._changed()

@@ -114,3 +114,11 @@ def test_a_lost_process_is_not_asked_until_the_worker_announces_itself_again() -
     assert one.ready(POOL) == []
     assert one.announced(1.0, "a", ann(1, wep="new"))
     assert one.pick(1.0, POOL) is not None
+
+
+def test_two_processes_of_one_name_are_told_from_a_restart() -> None:
+    one = fleet(a=ann(1, wep="first"))
+    one.announced(1.0, "a", ann(1, wep="second"))
+    assert not one.workers["a"].doubled, "a restart"
+    one.announced(2.0, "a", ann(2, wep="first"))
+    assert one.workers["a"].doubled

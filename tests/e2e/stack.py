@@ -5,7 +5,6 @@ import os
 import re
 import signal
 import socket
-import ssl
 import subprocess
 import sys
 import time
@@ -31,7 +30,7 @@ class Stack:
         self.directory = directory
         self.port, self.admin_port = _free_ports(2)
         self.url = f"{'https' if 'TLS__CERTIFICATE' in settings else 'http'}://127.0.0.1:{self.port}"
-        self.verify: ssl.SSLContext | bool = True
+        self.verify: object = True
         self.admin = f"http://127.0.0.1:{self.admin_port}"
         self.settings = settings
         self.process: subprocess.Popen[bytes] | None = None

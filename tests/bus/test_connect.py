@@ -1,0 +1,46 @@
+"""The first connection: bounded, to any of several servers, and with an error that says where and why."""
+
+import asyncio
+import socket
+
+import pytest
+
+from shared.bus import Bus
+from shared.errors import BusError, SettingsError
+
+
+@pytest.fixture
+def nobody() -> str:
+    """An address where nothing listens."""
+    with socket.create_server(("127.0.0.1", 0)) as held:
+        port = held.getsockname()[1]
+    return f"nats://user:secret@127.0.0.1:{port}"
+
+
+async def test_no_url_is_a_setting_to_make() -> None:
+    with pytest.raises(SettingsError, match=r"^nats\.url: is not set"):
+        await Bus("x", "e").connect("")
+
+
+@pytest.mark.parametrize("several", [False, True])
+async def test_an_absent_server_is_named_without_its_secret_and_not_waited_for(nobody: str, several: bool) -> None:
+    url = f"{nobody}, {nobody}" if several else nobody
+    async with asyncio.timeout(10):
+        with pytest.raises(BusError) as error:
+            await Bus("x", "e").connect(url, wait_s=0.5)
+    assert nobody.partition("@")[2] in str(error.value)
+    assert "secret" not in str(error.value)
+    assert "refused" in str(error.value).lower() or "connect" in str(error.value).lower()
+
+
+async def test_something_that_is_no_nats_server_is_given_up_on() -> None:
+    async def silent(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await asyncio.sleep(5)
+        writer.close()
+
+    server = await asyncio.start_server(silent, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    async with asyncio.timeout(10):
+        with pytest.raises(BusError, match="nothing answered"):
+            await Bus("x", "e").connect(f"nats://127.0.0.1:{port}", wait_s=0.5)
+    server.close()
