@@ -34,9 +34,10 @@ async def test_an_absent_server_is_named_without_its_secret_and_not_waited_for(n
 
 
 async def test_something_that_is_no_nats_server_is_given_up_on() -> None:
+    writers: list[asyncio.StreamWriter] = []
+
     async def silent(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await asyncio.sleep(5)
-        writer.close()
+        writers.append(writer)
 
     server = await asyncio.start_server(silent, "127.0.0.1", 0)
     port = server.sockets[0].getsockname()[1]
@@ -44,3 +45,6 @@ async def test_something_that_is_no_nats_server_is_given_up_on() -> None:
         with pytest.raises(BusError, match="nothing answered"):
             await Bus("x", "e").connect(f"nats://127.0.0.1:{port}", wait_s=0.5)
     server.close()
+    for writer in writers:
+        writer.close()
+        await writer.wait_closed()
