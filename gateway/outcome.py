@@ -31,6 +31,7 @@ def from_nack(nack: Nack, ask: Ask) -> HttpError:
                 max_tokens=ask.max_tokens,
                 context=nack.limit,
                 param=nack.param or ask.input_param,
+                at_least=nack.error_code == "at_least",
             )
         case "too_large":
             return _too_long(nack.message, nack.param or ask.input_param)
@@ -64,6 +65,10 @@ def from_fail(fail: Fail, ask: Ask) -> HttpError:
             return InvalidRequestError(fail.message, param=field if colon and field.isidentifier() else None)
         case "deadline":
             return late()
+        case "grammar_broken":
+            return UpstreamError(
+                f"The model could not be held to the response format: {fail.message}.", code="response_format_not_held"
+            )
         case "unloaded" | "draining":
             return UnavailableError(
                 "The model was unloaded. Please try again.",

@@ -80,16 +80,28 @@ class InvalidRequestError(RequestError):
 
 
 class ContextLengthError(InvalidRequestError):
-    """The prompt, or prompt + max_tokens, is longer than the model's context. Counts are in tokens."""
+    """The prompt, or prompt + max_tokens, is longer than the model's context. Counts are in tokens.
+
+    `at_least`: the prompt is so long that its tokens were not counted; `prompt_tokens` is a lower bound.
+    """
 
     default_code = "context_length_exceeded"
 
-    def __init__(self, *, prompt_tokens: int, max_tokens: int | None, context: int, param: str = "messages") -> None:
+    def __init__(
+        self,
+        *,
+        prompt_tokens: int,
+        max_tokens: int | None,
+        context: int,
+        param: str = "messages",
+        at_least: bool = False,
+    ) -> None:
+        count = f"at least {prompt_tokens}" if at_least else f"{prompt_tokens}"
         asked = (
-            f"your prompt has {prompt_tokens} tokens."
-            if max_tokens is None
+            f"your prompt has {count} tokens."
+            if max_tokens is None or at_least
             else f"you requested {prompt_tokens + max_tokens} tokens"
-            f" ({prompt_tokens} in the prompt, {max_tokens} for the completion)."
+            f" ({count} in the prompt, {max_tokens} for the completion)."
         )
         super().__init__(
             f"This model's maximum context length is {context} tokens. However, {asked}",

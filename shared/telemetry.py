@@ -7,7 +7,8 @@ ever logged; labels are bounded: models that exist, outcomes from a fixed list, 
 
 import logging
 import sys
-from collections.abc import MutableMapping
+import traceback
+from collections.abc import Iterator, MutableMapping
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,8 @@ from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.view import ExplicitBucketHistogramAggregation, View
 from opentelemetry.sdk.resources import Resource
 from prometheus_client import CollectorRegistry, generate_latest
+
+from shared.errors import EvenflowError
 
 MODEL = "gen_ai.request.model"
 OUTCOME = "outcome"
@@ -86,6 +89,7 @@ RESUMED_TOKENS = "evenflow.resumed.tokens"
 PROVIDER_NAME = "evenflow"
 
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
+_MOST_FRAMES = 20
 _LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
 
 
@@ -101,7 +105,7 @@ def configure_logs(service: str, level: str = "info", directory: str = "") -> No
         structlog.contextvars.merge_contextvars,
         structlog.stdlib.add_log_level,
         structlog.processors.TimeStamper(fmt="iso", utc=True, key="ts"),
-        structlog.processors.dict_tracebacks,
+        _told_without_content,
     ]
 
     def stamp(_logger: Any, _method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
@@ -130,6 +134,33 @@ def configure_logs(service: str, level: str = "info", directory: str = "") -> No
     root.setLevel(max(threshold, logging.INFO))
     for noisy in ("uvicorn.access", "uvicorn.error", "nats", "httpx", "sqlalchemy", "alembic", "aiosqlite"):
         logging.getLogger(noisy).setLevel(max(threshold, logging.WARNING))
+
+
+def _told_without_content(_logger: Any, _method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+    """An exception as type and places: neither local variables nor a library's message, which may quote a prompt."""
+    given = event.pop("exc_info", None)
+    if given is True:
+        given = sys.exc_info()
+    error = given[1] if isinstance(given, tuple) else given
+    if isinstance(error, BaseException):
+        event["exception"] = list(_chain(error))
+    return event
+
+
+def _chain(error: BaseException | None) -> Iterator[dict[str, Any]]:
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        places = traceback.extract_tb(error.__traceback__)[-_MOST_FRAMES:]
+        told: dict[str, Any] = {"type": type(error).__name__}
+        if isinstance(error, EvenflowError | OSError):  # our own words, and the operating system's
+            told["message"] = str(error)
+        told["at"] = [f"{place.filename}:{place.lineno} {place.name}" for place in places]
+        yield told
+        if isinstance(error, BaseExceptionGroup):
+            for inner in error.exceptions:
+                yield from _chain(inner)
+        error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
 
 
 class Metrics:

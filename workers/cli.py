@@ -65,7 +65,7 @@ async def _serve(settings: Settings, worker: WorkerSettings) -> None:
 
     node_bus = Bus(worker.name, os.urandom(8).hex())
     tracing = Tracing.configured("evenflow-worker", worker.name, settings.telemetry)
-    node = Node(worker, spec_for(worker), make_engine(worker), node_bus, tracing)
+    node = Node(worker, spec_for(worker), make_engine(worker), node_bus, tracing=tracing, end_within=_end_within)
     identity = find_identity(settings.nats.identities, "worker", worker.name)
     await node_bus.connect(settings.nats.url, identity=identity, credentials=settings.nats.credentials)
     loop = asyncio.get_running_loop()
@@ -76,6 +76,12 @@ async def _serve(settings: Settings, worker: WorkerSettings) -> None:
     finally:
         await node_bus.close()
         await tracing.close()
+
+
+def _end_within(seconds: float) -> None:
+    """The kernel's alarm: it ends the process even where a library holds the interpreter and never lets go."""
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
 
 
 def _leaves(group: BaseException) -> list[BaseException]:

@@ -13,7 +13,7 @@ import structlog
 from shared import wire
 from shared.errors import InvalidRequestError
 from shared.protocol import WorkerEnd
-from workers.core.admission import RefusedError, engine_request, refused
+from workers.core.admission import RefusedError, engine_request, refused, too_large
 from workers.core.lifecycle import Lifecycle
 from workers.core.slots import SlotTable
 from workers.engines.base import (
@@ -27,7 +27,8 @@ from workers.engines.base import (
     Prefilled,
     Started,
 )
-from workers.models import encode_input
+from workers.engines.checks import broken_promise
+from workers.models import PromptTooLongError, encode_input
 from workers.spans import JobSpans
 
 log = structlog.get_logger("job")
@@ -160,7 +161,15 @@ class JobRun:
             raise refused(
                 floor.wep, job.sid, "bad_request", error.message, param=error.param or "", error_code=error.code or ""
             ) from error
-        request = engine_request(floor.wep, job, prompt, loaded, job.deadline_ms / 1000 - (_now() - self._taken_at))
+        except PromptTooLongError as error:
+            raise too_large(floor.wep, job, error.at_least, loaded.context, at_least=True) from error
+        except RecursionError as error:
+            raise refused(floor.wep, job.sid, "bad_request", "the input is nested too deeply") from error
+        left_s = job.deadline_ms / 1000 - (_now() - self._taken_at)
+        if job.grammar is None:
+            request = engine_request(floor.wep, job, prompt, loaded, left_s)
+        else:  # a schema takes milliseconds to check
+            request = await asyncio.to_thread(engine_request, floor.wep, job, prompt, loaded, left_s)
         self._prompt_tokens = len(prompt)
         accept = wire.Accept(
             wep=floor.wep, sid=job.sid, prompt_tokens=len(prompt), ahead=ahead, max_tokens=request.max_tokens
@@ -170,18 +179,30 @@ class JobRun:
 
     async def _generate(self, request: EngineRequest) -> None:
         floor, feed, spans, first = self._floor, self.feed, self._spans, True
+        # With stop strings the client asked for less than the whole: nothing is promised of the rest.
+        promised = request.grammar if not request.stop else None
+        texts: list[str] = []
         spans.prefilling(floor.loaded)
         self.in_engine = True
         queue_ms = (_now() - self._taken_at) * 1000
         async for event in floor.engine.submit(request):
             timings = None
             if isinstance(event, Delta):
+                if promised is not None:
+                    texts.append(event.text)
                 if first:
                     first = False
                     spans.first_token()
                     floor.slots.decoding(self.name)
                     floor.changed()
             elif isinstance(event, Finished):
+                if promised is not None and event.reason == "stop":
+                    why = await asyncio.to_thread(broken_promise, promised, "".join(texts))
+                    if why is not None:
+                        event = Failed("grammar_broken", retryable=False, message=why, usage=event.usage)  # noqa: PLW2901
+                        spans.failed(event.code, event.usage)
+                        feed.event(event)
+                        continue
                 own = event.timings
                 timings = wire.Timings(queue_ms=queue_ms, prefill_ms=own.prefill_ms, decode_ms=own.decode_ms)
                 spans.finished(event.reason, event.usage, self._aborted)

@@ -132,17 +132,41 @@ class _Marks:
         return [(part.replace(self._close, ""), special) for part, special in parts if part]
 
 
+class PromptTooLongError(Exception):
+    """The input cannot fit, whatever its tokens: it has at least `at_least` of them."""
+
+    def __init__(self, at_least: int) -> None:
+        super().__init__(f"at least {at_least} tokens")
+        self.at_least = at_least
+
+
+def _check_length(text: str, capabilities: Capabilities) -> None:
+    """Tokenising takes time and memory with the length of the text: not for what can be told without."""
+    if capabilities.longest_token:
+        at_least = -(-len(text.encode()) // capabilities.longest_token)
+        if at_least > capabilities.context:
+            raise PromptTooLongError(at_least)
+
+
 async def encode_input(job: Job, capabilities: Capabilities, tokenizer: Tokenizer) -> list[int]:
-    """The prompt's token ids. Raises InvalidRequestError naming `messages`, `prompt` or `tools`; EngineError."""
+    """The prompt's token ids.
+
+    Raises InvalidRequestError naming `messages`, `prompt` or `tools`; PromptTooLongError; EngineError.
+    """
     if job.kind == "ids":
         return _checked_ids(job.input, capabilities)
     if job.kind == "text":
         if not isinstance(job.input, str):
             raise InvalidRequestError("The prompt must be a string.", param="prompt")
+        _check_length(job.input, capabilities)
         ids = await tokenizer.encode(job.input, special=False)
         return await _with_bos(ids, capabilities, tokenizer)
+    messages = _flat_messages(job.input)
+    for message in messages:
+        _check_length(message["content"], capabilities)
     marks = _Marks(capabilities.control_tokens)
-    rendered = render_chat(marks.wrap(_flat_messages(job.input)), marks.wrap(job.tools), capabilities)
+    rendered = render_chat(marks.wrap(messages), marks.wrap(job.tools), capabilities)
+    _check_length(rendered, capabilities)
     if not marks.used:
         ids = await tokenizer.encode(rendered, special=True)
     else:

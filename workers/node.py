@@ -30,6 +30,7 @@ log = structlog.get_logger("node")
 
 _DRAIN_S = 25.0
 _LAST_WORDS_S = 2.0
+_HARD_END_S = 8.0
 _WATCH_S = 0.5
 
 
@@ -41,7 +42,14 @@ class Node:
     """One engine on the bus."""
 
     def __init__(
-        self, settings: WorkerSettings, spec: EngineSpec, engine: Engine, bus: Bus, tracing: Tracing | None = None
+        self,
+        settings: WorkerSettings,
+        spec: EngineSpec,
+        engine: Engine,
+        bus: Bus,
+        *,
+        tracing: Tracing | None = None,
+        end_within: Callable[[float], None] = lambda _seconds: None,
     ) -> None:
         self.settings = settings
         self.spec = spec
@@ -51,6 +59,7 @@ class Node:
         self.slots: SlotTable[str] = SlotTable(settings.slots, settings.ahead)
         self.end = WorkerEnd(self.wid, self.wep)
         self.stopping = asyncio.Event()
+        self._end_within = end_within
         self.engine = engine
         self.loaded: Capabilities | None = None
         self._moved = asyncio.Event()
@@ -101,6 +110,7 @@ class Node:
 
     async def _drain(self, watch: asyncio.Task[None]) -> None:
         """Take nothing new, finish what runs (at most 25 s), then end the rest as retryable and send that too."""
+        self._end_within(_DRAIN_S + _HARD_END_S)
         self.life.to("draining", "stopping")
         self._announcer.changed()
         await self._quiet(_DRAIN_S)
@@ -129,6 +139,7 @@ class Node:
 
     async def _give_up(self, why: str) -> None:
         """Tell every gateway that its requests failed, and end the process."""
+        self._end_within(_HARD_END_S)
         log.error("engine_stalled", worker=self.wid, running=len(self._runs))
         self.life.to("draining", why)
         for run in self._runs.values():

@@ -22,6 +22,7 @@ class Ticket(msgspec.Struct, eq=False):
     entered: float
     avoid: frozenset[str] = frozenset()
     lost: int = 0
+    unanswered: int = 0
     waiting: bool = False
 
 

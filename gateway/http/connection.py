@@ -38,11 +38,13 @@ class Connection(HttpToolsProtocol):
         self._all_bodies = 0
         self._unwanted = 0
         self._timer: asyncio.TimerHandle | None = None
+        self._cycles: list[RequestResponseCycle] = []
         self._watch()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """The client is gone."""
         self._stop_watch()
+        self._tell_all()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -71,6 +73,9 @@ class Connection(HttpToolsProtocol):
         if len(self.pipeline) >= PIPELINED:
             raise InvalidRequestError("Too many requests at once on one connection.")
         super().on_headers_complete()
+        if (cycle := self._newest()) is not None:
+            self._cycles = [earlier for earlier in self._cycles if not earlier.response_complete]
+            self._cycles.append(cycle)
 
     def on_body(self, body: bytes) -> None:
         """A piece of body. Raises InvalidRequestError if nobody wants it, and more of it came than is put up with."""
@@ -99,9 +104,17 @@ class Connection(HttpToolsProtocol):
         if not answering and not self._unwanting():
             self.transport.write(_bytes(error, self.server_state.default_headers))
         self.transport.close()
-        if cycle is not None and open_request:  # its task must not write into a connection that is closing
-            cycle.disconnected = True
-            cycle.message_event.set()
+        self._tell_all()
+
+    def _tell_all(self) -> None:
+        """Every request of this connection, queued ones and the one being served: nobody reads its answer any more.
+
+        uvicorn tells only the newest; the others' tasks would go on, and write into a closed connection.
+        """
+        for cycle in self._cycles:
+            if not cycle.response_complete:
+                cycle.disconnected = True
+                cycle.message_event.set()
 
     def _newest(self) -> RequestResponseCycle | None:
         """The request whose head came last; None before the first."""

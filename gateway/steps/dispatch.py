@@ -8,6 +8,7 @@ from gateway.core.line import Ticket
 from gateway.outcome import from_fail, from_nack
 from gateway.services.streams import Attempt
 from shared import telemetry, wire
+from shared.errors import UnavailableError
 from shared.tracing import Attributes
 
 
@@ -21,6 +22,8 @@ class AttemptName(NamedTuple):
 _ELSEWHERE = frozenset({"busy", "draining", "unknown_model"})
 _POISON = 2
 """A request that was with two workers when they died is not given a third."""
+_PATIENCE = 4
+"""Nor is one that four workers in a row did not answer: it may be what keeps them busy."""
 
 
 async def dispatch(house: House, passage: Passage, ticket: Ticket, wid: str, name: AttemptName) -> Attempt | None:
@@ -46,8 +49,11 @@ async def dispatch(house: House, passage: Passage, ticket: Ticket, wid: str, nam
             span.fault(why)
             ticket.avoid |= {wid}
             ticket.lost += answer is not None
+            ticket.unanswered += answer is None
             if answer is not None and ticket.lost >= _POISON:
                 raise from_fail(answer, passage.ask)
+            if ticket.unanswered >= _PATIENCE:
+                raise UnavailableError("No worker answered in time.", code="overloaded", retry_after=5, retryable=True)
             _retried(passage, wid, why)
             return None
         span.describe({telemetry.REFUSAL: answer.code})

@@ -1,6 +1,7 @@
 """What is logged and measured, and what never is."""
 
 import json
+import socket
 from collections.abc import Iterator
 
 import httpx
@@ -44,6 +45,24 @@ def test_logs_are_json_with_request_ids_and_never_hold_prompts_answers_or_keys(s
     assert stack.key not in text
     assert stack.key[3:20] not in text
     assert answer not in text
+
+
+def test_requests_that_pile_up_on_one_connection_leave_neither_key_nor_prompt_in_the_log(stack: Stack) -> None:
+    body = json.dumps({"model": "null", "messages": [{"role": "user", "content": SECRET}], "max_tokens": 50})
+    one = (
+        "POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+        f"Authorization: Bearer {stack.key}\r\nContent-Length: {len(body)}\r\n\r\n{body}"
+    )
+    for _ in range(3):
+        with socket.create_connection(("127.0.0.1", stack.port), 10) as client:
+            client.sendall(one.encode() * 40)
+            while client.recv(65536):
+                pass
+    stack.settled()
+    text = "\n".join(log_lines(stack))
+    assert SECRET not in text
+    assert stack.key not in text
+    assert "Exception in ASGI" not in text
 
 
 def test_what_clients_invent_never_becomes_a_label(stack: Stack) -> None:

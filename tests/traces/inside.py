@@ -160,7 +160,7 @@ async def inside(*engines, traced=True, sample_ratio=1.0):
     await feed.open()
     for number, engine in enumerate(engines, 1):
         worker = WorkerSettings(name=f"w{number}", engine="null")
-        nodes.append(Node(worker, spec_for(worker), engine, HubBus(hub, worker.name), tracing("worker")))
+        nodes.append(Node(worker, spec_for(worker), engine, HubBus(hub, worker.name), tracing=tracing("worker")))
     tasks = [asyncio.create_task(work) for work in (hub.run(), house.streams.run(), *(node.run() for node in nodes))]
     try:
         async with asyncio.timeout(30):

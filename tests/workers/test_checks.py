@@ -3,7 +3,7 @@
 import pytest
 
 from shared.wire import Grammar
-from workers.engines.checks import grammar_problem
+from workers.engines.checks import MAX_SCHEMA_BYTES, MAX_SCHEMA_PARTS, broken_promise, grammar_problem
 
 
 def schema(value):
@@ -60,3 +60,45 @@ def test_patterns():
     assert grammar_problem(Grammar(kind="regex", schema="a+")) is None
     for bad in ("(", 5, None):
         assert "response_format" in grammar_problem(Grammar(kind="regex", schema=bad))
+
+
+@pytest.mark.parametrize(
+    ("bad", "named"),
+    [
+        ({"properties": {f"p{n}": {"type": "string"} for n in range(MAX_SCHEMA_PARTS)}}, "parts"),
+        ({"enum": list(range(MAX_SCHEMA_PARTS))}, "parts"),
+        ({"description": "x" * MAX_SCHEMA_BYTES}, "bytes"),
+        ({"$schema": "http://json-schema.org/draft-03/schema#", "type": "string"}, "dialect"),
+        ({"$schema": 7}, "dialect"),
+    ],
+    ids=["properties", "enum", "text", "old dialect", "no dialect"],
+)
+def test_what_would_keep_a_worker_busy_is_refused_unread(bad, named):
+    assert named in schema(bad)
+
+
+def test_as_large_as_is_allowed_is_allowed():
+    assert schema({"properties": {f"p{n}": {} for n in range(MAX_SCHEMA_PARTS - 10)}}) is None
+
+
+PERSON = {"type": "object", "properties": {"age": {"type": "integer"}}, "required": ["age"]}
+
+
+@pytest.mark.parametrize(
+    ("kind", "given", "text", "kept"),
+    [
+        ("json_object", None, '{"a": 1}', True),
+        ("json_object", None, "[1]", False),
+        ("json_object", None, "Hello! How can I help?", False),
+        ("json_schema", PERSON, '{"age": 3}', True),
+        ("json_schema", PERSON, '{"age": "3"}', False),
+        ("json_schema", PERSON, "{}", False),
+        ("json_schema", PERSON, '{"age": 3} and more', False),
+        ("json_schema", {"type": "string", "pattern": "^a+$"}, '"aaa"', True),
+        ("json_schema", {"type": "string", "pattern": "^a+$"}, '"Hello"', False),
+        ("regex", "[0-9]+", "12", True),
+        ("regex", "[0-9]+", "12x", False),
+    ],
+)
+def test_a_finished_answer_is_held_to_what_was_promised(kind, given, text, kept):
+    assert (broken_promise(Grammar(kind=kind, schema=given), text) is None) is kept

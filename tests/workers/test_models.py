@@ -203,3 +203,16 @@ def test_finding_the_embedded_model_does_not_run_its_package():
 
     models.embedded_path()
     assert models.EMBEDDED_PACKAGE not in sys.modules
+
+
+async def test_what_cannot_fit_is_not_tokenised():
+    short = msgspec.structs.replace(CAPABILITIES, longest_token=4)
+    tokenizer = LetterTokenizer()
+    long = "x" * (4 * CAPABILITIES.context + 1)
+    for kind, value in (("text", long), ("chat", [{"role": "user", "content": long}])):
+        with pytest.raises(models.PromptTooLongError) as caught:
+            await models.encode_input(job(kind, value), short, tokenizer)
+        assert caught.value.at_least == CAPABILITIES.context + 1
+    assert tokenizer.calls == 0
+    await models.encode_input(job("text", long[1:]), short, tokenizer)
+    assert tokenizer.calls == 1

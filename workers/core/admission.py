@@ -18,6 +18,21 @@ def refused(wep: str, sid: int, code: NackCode, message: str, *, param: str = ""
     return RefusedError(Nack(wep=wep, sid=sid, code=code, message=message, param=param, error_code=error_code))
 
 
+def too_large(wep: str, job: Job, prompt_tokens: int, limit: int, *, at_least: bool = False) -> RefusedError:
+    """The refusal of a prompt, or prompt + max_tokens, beyond `limit`. `at_least`: the count is a lower bound."""
+    return RefusedError(
+        Nack(
+            wep=wep,
+            sid=job.sid,
+            code="too_large",
+            message="the prompt and its completion are longer than the context",
+            prompt_tokens=prompt_tokens,
+            limit=limit,
+            error_code="at_least" if at_least else "",
+        )
+    )
+
+
 def engine_request(wep: str, job: Job, prompt: list[int], capabilities: Capabilities, left_s: float) -> EngineRequest:
     """The job in the engine's terms: `max_tokens` filled in with all that the context and the model allow.
 
@@ -31,16 +46,7 @@ def engine_request(wep: str, job: Job, prompt: list[int], capabilities: Capabili
         max_tokens = min(max_tokens, max(1, job.most_output))
     limit = capabilities.context if job.most_prompt is None else min(job.most_prompt, capabilities.context)
     if not 1 <= max_tokens <= room or len(prompt) > limit:
-        raise RefusedError(
-            Nack(
-                wep=wep,
-                sid=job.sid,
-                code="too_large",
-                message="the prompt and its completion are longer than the context",
-                prompt_tokens=len(prompt),
-                limit=limit,
-            )
-        )
+        raise too_large(wep, job, len(prompt), limit)
     request = EngineRequest(
         id=f"{job.gep}.{job.sid}",  # unique also when another gateway epoch counts from one again
         prompt=tuple(prompt),

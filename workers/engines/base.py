@@ -58,6 +58,7 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
     bos: str
     eos: str
     control_tokens: tuple[str, ...]
+    longest_token: int = 0
     add_bos: bool = False
 
 

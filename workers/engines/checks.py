@@ -13,6 +13,14 @@ from shared.wire import Grammar
 from workers.engines.base import Capabilities, EngineRequest, Failed, TooLong
 
 MAX_TOP_LOGPROBS: Final = 20
+MAX_SCHEMA_PARTS: Final = 2_000
+MAX_SCHEMA_BYTES: Final = 64 * 1024
+"""Beyond these, checking and compiling a schema takes seconds in which the worker does nothing else."""
+_DIALECTS: Final = (
+    "https://json-schema.org/draft/2020-12/schema",
+    "https://json-schema.org/draft/2019-09/schema",
+    "http://json-schema.org/draft-07/schema",
+)
 _GRAMMAR_FEATURES: Final = {"json_object": "json_object", "json_schema": "json_schema", "regex": "regex"}
 
 
@@ -79,7 +87,11 @@ def grammar_problem(grammar: Grammar) -> str | None:
     if grammar.kind == "regex":
         return _pattern_problem(grammar.schema)
     try:
+        if (parts := _parts(grammar.schema)) > MAX_SCHEMA_PARTS:
+            return f"response_format: the schema has {parts} or more parts; at most {MAX_SCHEMA_PARTS} are allowed"
         text = msgspec.json.encode(grammar.schema)
+        if len(text) > MAX_SCHEMA_BYTES:
+            return f"response_format: the schema has {len(text)} bytes; at most {MAX_SCHEMA_BYTES} are allowed"
         return _schema_problem(text)
     except RecursionError:
         return "response_format: the schema is nested too deeply"
@@ -95,14 +107,50 @@ def _pattern_problem(pattern: Any) -> str | None:
     return None
 
 
+def broken_promise(grammar: Grammar, text: str) -> str | None:
+    """What is wrong with a finished answer that was held to `grammar`; None if it kept to it.
+
+    Engines have limits of their own within which a grammar holds, and some go on without it past them.
+    """
+    if grammar.kind == "regex":
+        return None if re.fullmatch(grammar.schema, text) else "the answer does not match the pattern"
+    try:
+        value = msgspec.json.decode(text)
+    except (msgspec.DecodeError, RecursionError):
+        return "the answer is not JSON"
+    if grammar.kind == "json_object":
+        return None if isinstance(value, dict) else "the answer is not a JSON object"
+    try:
+        kind = validator_for(grammar.schema, default=jsonschema.Draft202012Validator)
+        kind(grammar.schema).validate(value)
+    except jsonschema.ValidationError as error:
+        return f"the answer does not satisfy the schema at {error.json_path}"
+    except RecursionError:
+        return "the answer is nested too deeply"
+    return None
+
+
+def _parts(value: Any) -> int:
+    """How many objects, list items and members a schema has, counted no further than one past the bound."""
+    parts, todo = 0, [value]
+    while todo and parts <= MAX_SCHEMA_PARTS:
+        item = todo.pop()
+        inner = item.values() if isinstance(item, dict) else item if isinstance(item, list | tuple) else ()
+        parts += 1
+        todo += inner
+    return parts
+
+
 @lru_cache(maxsize=256)
 def _schema_problem(text: bytes) -> str | None:
     schema = msgspec.json.decode(text)
     if not isinstance(schema, dict):
         return "response_format: a JSON schema is an object"
+    dialect = schema.get("$schema", _DIALECTS[0])
+    if not isinstance(dialect, str) or dialect.rstrip("#") not in _DIALECTS:
+        return f"response_format: the dialect {dialect!r} is not known; {', '.join(_DIALECTS)} are"
     try:
-        kind = validator_for(schema, default=jsonschema.Draft202012Validator)
-        kind.check_schema(schema)
+        validator_for(schema, default=jsonschema.Draft202012Validator).check_schema(schema)
     except jsonschema.SchemaError as error:
         where = "/".join(map(str, error.absolute_path)) or "(root)"
         return f"response_format: the schema is wrong at {where}: {error.message}"

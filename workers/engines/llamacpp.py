@@ -157,6 +157,7 @@ class LlamaCppEngine:
             bos=vocabulary.spell(vocabulary.bos),
             eos=vocabulary.spell(vocabulary.eos),
             control_tokens=vocabulary.control_texts,
+            longest_token=max(map(len, vocabulary.pieces)),
             add_bos=bool(metadata.get("tokenizer.ggml.add_bos_token", False)),
         )
 

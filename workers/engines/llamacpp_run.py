@@ -9,7 +9,7 @@ import msgspec
 from shared.errors import EngineError
 from shared.wire import Timings, Usage
 from workers.engines.base import EngineEvent, EngineRequest, Failed, Finished, Prefilled, Started
-from workers.engines.llamacpp_http import Address, Chunk, Completion, PromptProgress, ServerError, call
+from workers.engines.llamacpp_http import Address, Chunk, Completion, PromptProgress, ServerError
 from workers.engines.llamacpp_reader import Answer, Encoder
 from workers.engines.llamacpp_server import completion_body, grammar_schema
 from workers.engines.meter import Meter
@@ -128,13 +128,22 @@ class Run:
                 "id_slot": lease.slot.index,
                 "cache_prompt": False,
             }
+            # Streamed, since only a stream can be broken off: a server that is being stopped waits for all others.
+            stream = await Completion.open(address, {**body, "stream": True})
+            self._ticket.wake = stream.interrupt
             try:
-                answer = await call(address, "/completion", body)
-                enforced[key] = temptation is not None and answer["tokens"] != [temptation]
+                made: list[int] = []
+                while (chunk := await stream.read()) is not None:
+                    made += chunk.tokens
+                if self._ticket.interrupt is not None:
+                    return True  # the caller looks at that first
+                enforced[key] = temptation is not None and made != [temptation]
             except ServerError as error:
                 if error.status != _BAD_REQUEST:
                     raise
                 enforced[key] = False
+            finally:
+                stream.interrupt()
             if len(enforced) > _REMEMBERED_SCHEMAS:
                 enforced.popitem(last=False)
         enforced.move_to_end(key)
