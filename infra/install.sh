@@ -1,9 +1,12 @@
 #!/usr/bin/env bash
-# infra/install.sh LOCK: make $VENV (default .venv) and install exactly what LOCK names into it, then Evenflow itself.
-# Every file is checked against its hash; nothing is resolved, so nothing else can come in.
+# infra/install.sh LOCK [WHEEL]: make $VENV (default .venv) and install exactly what LOCK names into it, then Evenflow
+# itself: WHEEL, or else this directory. Every file is checked against its hash; nothing is resolved, and what comes as
+# source (nkeys) is built by the locked setuptools and not in isolation, for which pip would fetch tools of its own choice.
+# So nothing else can come in.
 set -euo pipefail
 
 lock=$1
+wheel=${2:-}
 venv=${VENV:-.venv}
 export PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_INPUT=1 PIP_ROOT_USER_ACTION=ignore PIP_REQUIRE_VIRTUALENV=1
 
@@ -38,12 +41,24 @@ progress() {
 
 if ! "$venv/bin/python" -m pip --version >/dev/null 2>&1; then
     python=$(find_python)
-    echo "Making $venv with $("$python" --version)"
+    echo "Making $venv with $("$python" --version) (it grows to about 400 MB; this takes some seconds)"
     "$python" -m venv --clear "$venv"
+    first=" (about 100 MB to fetch, unless pip has them)"
 fi
 
-echo "Installing $lock (about 100 MB the first time)"
-"$venv/bin/python" -m pip install --no-deps --require-hashes --progress-bar off -r "$lock" 2>&1 \
+pip=("$venv/bin/python" -m pip install --no-deps --progress-bar off)
+tools=$(mktemp)
+trap 'rm -f "$tools"' EXIT
+
+echo "Installing $lock${first:-}"
+awk '/^[a-z0-9]/ { wanted = /^setuptools==/ } wanted' "$lock" > "$tools"
+"${pip[@]}" --quiet --require-hashes --only-binary :all: -r "$tools"
+"${pip[@]}" --require-hashes --no-build-isolation --use-pep517 -r "$lock" 2>&1 \
     | progress "$(grep -c '^[a-z].*==' "$lock")"
-echo "Installing Evenflow from this directory"
-"$venv/bin/python" -m pip install --quiet --no-deps --no-build-isolation --no-index --editable .
+if [ -n "$wheel" ]; then
+    echo "Installing ${wheel##*/}"
+    "${pip[@]}" --quiet --no-index "$wheel"
+else
+    echo "Installing Evenflow from this directory"
+    "${pip[@]}" --quiet --no-build-isolation --no-index --editable .
+fi
