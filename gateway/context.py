@@ -89,7 +89,8 @@ class Arrival(msgspec.Struct, frozen=True, kw_only=True):
 class Passage(msgspec.Struct, eq=False, kw_only=True):
     """A request whose key and body are good, on its way; the later steps fill in the rest.
 
-    `relaying` is the span of the relay, where its first token is marked.
+    `queued_from` is when it first asked for a turn, `queued_s` the longest wait of its choices that got one. `relaying`
+    is the span of the relay, where its first token is marked.
     """
 
     arrival: Arrival
@@ -101,5 +102,6 @@ class Passage(msgspec.Struct, eq=False, kw_only=True):
     limits: ModelSettings
     attempts: list[Attempt] = []
     first_token_at: float | None = None
-    queued_s: float = 0.0
+    queued_from: float | None = None
+    queued_s: float | None = None
     relaying: Trace = NO_TRACE

@@ -68,10 +68,11 @@ async def _place(house: House, passage: Passage, choice: int) -> None:
     loop = asyncio.get_running_loop()
     began = loop.time()
     ticket = choose.ticket(house, passage, began)
+    passage.queued_from = passage.queued_from or began
     try:
         for number in itertools.count():
             wid = await choose.turn(house, passage, ticket, again=number > 0)
-            passage.queued_s = max(passage.queued_s, loop.time() - began)
+            passage.queued_s = max(passage.queued_s or 0.0, loop.time() - began)
             name = dispatch.AttemptName(choice, number)
             if await dispatch.dispatch(house, passage, ticket, wid, name) is not None:
                 passage.inbox.accepted()

@@ -13,6 +13,7 @@ from opentelemetry.metrics import CallbackOptions, Observation
 
 from gateway.core.concurrency import Concurrency
 from gateway.core.fleet import Fleet, WorkerView
+from gateway.services.descriptions import DESCRIPTIONS
 from gateway.services.streams import Attempt, Streams
 from gateway.services.turnstile import Turnstile
 from shared import telemetry
@@ -35,16 +36,26 @@ class Meters:
         self.in_flight = 0
         self._idle = asyncio.Event()
         self._idle.set()
-        meter = metrics.meter
         # Counters are plain numbers, read on a scrape: an OpenTelemetry counter costs several microseconds an addition.
         self._requests: Counter[tuple[str, str]] = Counter()
         self._tokens: Counter[tuple[str, str]] = Counter()
-        meter.create_observable_counter("evenflow.requests", [_reader(self._requests, telemetry.OUTCOME)])
-        meter.create_observable_counter(telemetry.TOKENS, [_reader(self._tokens, telemetry.KIND)])
-        self._duration = meter.create_histogram(telemetry.REQUEST_DURATION, unit="s")
-        self._ttft = meter.create_histogram(telemetry.TIME_TO_FIRST_TOKEN, unit="s")
-        self._tpot = meter.create_histogram(telemetry.TIME_PER_OUTPUT_TOKEN, unit="s")
-        self._queue = meter.create_histogram(telemetry.QUEUE_SECONDS, unit="s")
+        self._counter("evenflow.requests", _reader(self._requests, telemetry.OUTCOME))
+        self._counter(telemetry.TOKENS, _reader(self._tokens, telemetry.KIND))
+        self._duration, self._ttft, self._tpot, self._queue = (
+            metrics.meter.create_histogram(name, unit="s", description=DESCRIPTIONS[name])
+            for name in (
+                telemetry.REQUEST_DURATION,
+                telemetry.TIME_TO_FIRST_TOKEN,
+                telemetry.TIME_PER_OUTPUT_TOKEN,
+                telemetry.QUEUE_SECONDS,
+            )
+        )
+
+    def _counter(self, name: str, read: "Read") -> None:
+        self._metrics.meter.create_observable_counter(name, [read], description=DESCRIPTIONS[name])
+
+    def _gauge(self, name: str, read: "Read", unit: str = "") -> None:
+        self._metrics.meter.create_observable_gauge(name, [read], unit=unit, description=DESCRIPTIONS[name])
 
     @contextmanager
     def flight(self) -> Iterator[None]:
@@ -62,14 +73,15 @@ class Meters:
         """Until no request is in flight."""
         await self._idle.wait()
 
-    def finished(self, model: str, outcome: str, seconds: float, ttft: float | None, queued: float) -> None:
-        """One request is over. `model` must be one that exists; times in seconds."""
+    def finished(self, model: str, outcome: str, seconds: float, ttft: float | None, queued: float | None) -> None:
+        """One request is over. `model` must be one that exists; times in seconds, `None` for what it never reached."""
         labels = {telemetry.MODEL: model, telemetry.OUTCOME: outcome}
         self._requests[model, outcome] += 1
         self._duration.record(seconds, labels)
         if ttft is not None:
             self._ttft.record(ttft, {telemetry.MODEL: model})
-        self._queue.record(queued, {telemetry.MODEL: model})
+        if queued is not None:
+            self._queue.record(queued, {telemetry.MODEL: model})
 
     def ended(self, attempt: Attempt) -> None:
         """One attempt is over, perhaps after its client had left: its worker's own count of tokens."""
@@ -95,10 +107,9 @@ class Meters:
 
     def watch(self, fleet: Fleet, streams: Streams, turnstile: Turnstile, concurrency: Concurrency) -> None:
         """Register the gauges that are read on a scrape."""
-        meter = self._metrics.meter
 
         def gauge(name: str, read: Callable[[], float], unit: str = "") -> None:
-            meter.create_observable_gauge(name, [lambda _options: [Observation(read())]], unit=unit)
+            self._gauge(name, lambda _options: [Observation(read())], unit)
 
         gauge("evenflow.requests.in_flight", lambda: self.in_flight)
         gauge("evenflow.queue.length", lambda: len(turnstile.line))
@@ -107,13 +118,13 @@ class Meters:
         gauge("evenflow.streams.buffered", lambda: streams.buffered_bytes, "By")
         counters = streams.end.counters
         for name in counters.__struct_fields__:
-            meter.create_observable_counter(f"evenflow.protocol.{name}", [_field(counters, name)])
+            self._counter(f"evenflow.protocol.{name}", _field(counters, name))
 
         def per_worker(name: str, read: Callable[[WorkerView], float], unit: str = "") -> None:
             def observe(_options: CallbackOptions) -> Iterable[Observation]:
                 return [Observation(read(view), {telemetry.WORKER: view.wid}) for view in fleet.workers.values()]
 
-            meter.create_observable_gauge(name, [observe], unit=unit)
+            self._gauge(name, observe, unit)
 
         per_worker("evenflow.worker.slots", lambda v: v.ann.slots.total)
         per_worker("evenflow.worker.slots.free", lambda v: v.ann.slots.free)
@@ -138,19 +149,18 @@ class Meters:
                 for state in _STATES:
                     yield Observation(int(state == now), {telemetry.WORKER: view.wid, telemetry.STATE: state})
 
-        meter.create_observable_gauge("evenflow.worker.state", [states])
-        meter.create_observable_gauge("evenflow.worker.info", [lambda _: _infos(fleet)])
-        meter.create_observable_gauge("evenflow.worker.itl", [lambda _: _latencies(fleet)], unit="s")
+        self._gauge("evenflow.worker.state", states)
+        self._gauge("evenflow.worker.info", lambda _: _infos(fleet))
+        self._gauge("evenflow.worker.itl", lambda _: _latencies(fleet), "s")
 
     def watch_traces(self, pipe: "SpanPipe") -> None:
         """Register the counters of spans on their way out."""
-        meter = self._metrics.meter
-        meter.create_observable_counter("evenflow.telemetry.exported", [lambda _: [Observation(pipe.exported)]])
+        self._counter("evenflow.telemetry.exported", lambda _: [Observation(pipe.exported)])
 
         def dropped(_options: CallbackOptions) -> Iterable[Observation]:
             return [Observation(count, {telemetry.REASON: why}) for why, count in pipe.dropped.items()]
 
-        meter.create_observable_counter("evenflow.telemetry.dropped", [dropped])
+        self._counter("evenflow.telemetry.dropped", dropped)
 
 
 Read = Callable[[CallbackOptions], Iterable[Observation]]

@@ -22,7 +22,7 @@ def settle(house: House, arrival: Arrival, passage: Passage | None, outcome: str
     if arrival.trace.recording:
         arrival.trace.describe(_attributes(arrival, passage, outcome))
     if passage is None:  # it never got past its key or its body
-        house.meters.finished("none", outcome, seconds, None, 0.0)
+        house.meters.finished("none", outcome, seconds, None, None)
         log.info("request", request_id=arrival.request_id, outcome=outcome, seconds=round(seconds, 4))
         return
     for attempt in passage.attempts:
@@ -30,7 +30,8 @@ def settle(house: House, arrival: Arrival, passage: Passage | None, outcome: str
     house.streams.forget(passage.inbox)
     ttft = None if passage.first_token_at is None else passage.first_token_at - arrival.arrived
     model, version = passage.pool
-    house.meters.finished(model or "none", outcome, seconds, ttft, passage.queued_s)
+    queued = _queued_s(passage, outcome, arrival.arrived + seconds)
+    house.meters.finished(model or "none", outcome, seconds, ttft, queued)
     log.info(
         "request",
         request_id=arrival.request_id,
@@ -41,10 +42,17 @@ def settle(house: House, arrival: Arrival, passage: Passage | None, outcome: str
         outcome=outcome,
         seconds=round(seconds, 4),
         ttft=None if ttft is None else round(ttft, 4),
-        queued=round(passage.queued_s, 4),
+        queued=None if queued is None else round(queued, 4),
         tokens=sum(attempt.received for attempt in passage.attempts),
         workers=[attempt.wid for attempt in passage.attempts],
     )
+
+
+def _queued_s(passage: Passage, outcome: str, now: float) -> float | None:
+    """How long it stood in the line, be it in vain; `None` for what never stood there."""
+    if passage.queued_s is None and passage.queued_from is not None and outcome != "queue_full":
+        return now - passage.queued_from
+    return passage.queued_s
 
 
 def _attributes(arrival: Arrival, passage: Passage | None, outcome: str) -> Attributes:

@@ -45,8 +45,21 @@ async def test_the_table_of_metrics_is_the_scrape():
         labels[name] |= set(re.findall(r'(\w+)="', inside_braces)) - {"le"}
     documented = {CODE.search(row["metric"])[1]: row for row in table(TEXT, "metric")}
     assert set(documented) == set(kinds)
+    told = dict(re.findall(r"^# HELP (\S+) (.*)$", text, re.MULTILINE))
+    assert {name: row["what"] for name, row in documented.items()} == told
     assert {name: row["kind"] for name, row in documented.items()} == kinds
     assert {name: set(CODE.findall(row["labels"])) for name, row in documented.items()} == labels
+
+
+async def test_only_what_was_in_the_line_counts_as_a_wait():
+    async with inside(Measured()) as stack:
+        await stack.ask(max_tokens=1)
+        await stack.ask(max_tokens=1, model="unknown")
+        await stack.ask(messages="nonsense")
+        text = stack.house.meters.scrape().decode()
+    counts = re.findall(r"^evenflow_queue_duration_seconds_count\{.*\} (\S+)$", text, re.MULTILINE)
+    assert [float(count) for count in counts] == [1.0]
+    assert len(re.findall(r"^evenflow_requests_total", text, re.MULTILINE)) == 3
 
 
 @pytest.mark.parametrize("broken", [False, True])
