@@ -15,6 +15,8 @@ from gateway.http.openai import openai_routes
 from gateway.steps.accept import request_id
 from shared.errors import HttpError, InvalidRequestError, MethodNotAllowedError, NotFoundError
 
+_LONGEST_PATH = 200
+
 log = structlog.get_logger("http")
 
 
@@ -62,7 +64,8 @@ def _translate(request: Request[Any, Any, Any], error: Exception) -> Exception:
                 f"{request.method} is not allowed here.", allow=tuple(m.strip() for m in allow.split(",") if m.strip())
             )
         case LitestarNotFound():
-            return NotFoundError("There is nothing at this path.", code="unknown_url")
+            path = request.url.path[:_LONGEST_PATH]
+            return NotFoundError(f"Unknown request URL: {request.method} {path}.", code="unknown_url")
         case HTTPException() if error.status_code < 500:  # noqa: PLR2004
             return InvalidRequestError(error.detail)
         case _:
