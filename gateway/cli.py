@@ -70,7 +70,7 @@ def _load(config: str | None, overrides: dict[str, object] | None = None) -> "Lo
 @click.group(cls=_Lines, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="evenflow", message="evenflow %(version)s")
 def main() -> None:
-    """Evenflow: one fair, OpenAI-compatible LLM service over a handful of unlike GPUs."""
+    """Evenflow: one OpenAI-compatible LLM service for many tenants, over a handful of unlike machines."""
 
 
 main.add_command(nats)
@@ -215,7 +215,10 @@ def key_create(config: str | None, as_json: bool, tenant_name: str, name: str, e
         _print_json({**msgspec.structs.asdict(row), "key": secret})
     else:
         until = f", valid until {_time(row.expires_at)}" if row.expires_at else ""
-        click.echo(f"Key {row.name} of tenant {row.tenant_name}{until}. It is shown only now:", err=True)
+        click.echo(
+            f"Key {row.name} of tenant {row.tenant_name}{until}. It is taken within half a second and shown only now:",
+            err=True,
+        )
         click.echo(secret)
 
 
@@ -232,7 +235,9 @@ def key_list(config: str | None, as_json: bool, tenant_name: str | None) -> None
 @config_option
 @json_option
 @click.argument("key_name", metavar="KEY")
-@click.option("--tenant", "tenant_name", metavar="NAME", help="Whose key; needed if KEY is a name and not an id.")
+@click.option(
+    "--tenant", "tenant_name", metavar="NAME", help="Whose key; needed if several tenants have one of that name."
+)
 def key_revoke(config: str | None, as_json: bool, key_name: str, tenant_name: str | None) -> None:
     """Revoke a key: no gateway takes it after a second."""
     _print_keys([_with_store(config, lambda store: store.revoke_key(key_name, tenant=tenant_name))], as_json)

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import fcntl
+import os
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -73,6 +74,7 @@ async def _locked(engine: AsyncEngine) -> AsyncIterator[None]:
     handle = await asyncio.to_thread(_open_lock, lock)
     try:
         await _acquire(handle, lock)
+        await asyncio.to_thread(_make_private, file)
         yield
     finally:
         handle.close()
@@ -80,7 +82,17 @@ async def _locked(engine: AsyncEngine) -> AsyncIterator[None]:
 
 def _open_lock(path: Path) -> IO[bytes]:
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    return path.open("ab")
+    return _private(path)
+
+
+def _make_private(file: Path) -> None:
+    """Make a database that only its owner reads; SQLite gives its companions (-wal, -shm) the mode of the file."""
+    if not file.exists():
+        _private(file).close()
+
+
+def _private(path: Path) -> IO[bytes]:
+    return os.fdopen(os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600), "ab")
 
 
 async def _acquire(handle: IO[bytes], path: Path) -> None:

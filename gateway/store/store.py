@@ -163,10 +163,12 @@ class Store:
         return key, secret
 
     async def revoke_key(self, key: str, *, tenant: str | None = None) -> KeyRow:
-        """Revoke a key by its id, or by its name with its tenant. Revoking a revoked key changes nothing.
+        """Revoke a key by its id, or by its name, with its tenant where several have one of that name.
+
+        Revoking a revoked key changes nothing.
 
         Raises:
-            UnknownRecordError: If there is no such key.
+            UnknownRecordError: If there is no such key, or more than one.
         """
         async with self._read() as connection:
             row = await _one_key(connection, key, tenant)
@@ -271,8 +273,23 @@ async def _one_tenant(connection: AsyncConnection, tenant: str) -> TenantRow:
     return rows[0]
 
 
+async def _owners(connection: AsyncConnection, key: str) -> list[str]:
+    """The tenants that have a key of this name: those of keys in force, if there are any. None for a key's id."""
+    if (await connection.execute(select(schema.keys.c.id).where(schema.keys.c.id == key))).first() is not None:
+        return []
+    rows = [KeyRow(*row) for row in await connection.execute(_KEY.where(schema.keys.c.name == key))]
+    live = [row for row in rows if row.revoked_at is None]
+    return sorted({row.tenant_name for row in live or rows})
+
+
 async def _one_key(connection: AsyncConnection, key: str, tenant: str | None) -> KeyRow:
     which: ColumnElement[bool] = schema.keys.c.id == key
+    if tenant is None and (owners := await _owners(connection, key)):
+        if len(owners) > 1:
+            raise UnknownRecordError(
+                f"several tenants have a key {key!r} ({', '.join(owners)}): --tenant NAME says which, or give its id"
+            )
+        tenant = owners[0]
     if tenant is not None:
         owner = await _one_tenant(connection, tenant)
         which = and_(schema.keys.c.tenant_id == owner.id, (schema.keys.c.name == key) | (schema.keys.c.id == key))

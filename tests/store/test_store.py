@@ -1,5 +1,7 @@
 import asyncio
+import os
 import sqlite3
+import stat
 from pathlib import Path
 
 import pytest
@@ -115,6 +117,18 @@ async def test_a_key_of_another_tenant_is_not_revoked_by_its_name(store):
             await store.revoke_key(name, tenant="acme")
 
 
+async def test_a_name_that_only_one_tenant_has_needs_no_tenant(store):
+    for tenant in ("acme", "other"):
+        await store.create_tenant(tenant)
+        await store.create_key(tenant, "k")
+    with pytest.raises(UnknownRecordError, match=r"several tenants have a key 'k' \(acme, other\): --tenant NAME"):
+        await store.revoke_key("k")
+    assert {row.revoked_at for row in await store.keys()} == {None}
+    await store.revoke_key("k", tenant="acme")
+    revoked = await store.revoke_key("k")  # one in force is left
+    assert (revoked.tenant_name, revoked.revoked_at is None) == ("other", False)
+
+
 async def test_a_disabled_tenant_has_no_credentials(store, clock):
     tenant = await store.create_tenant("acme")
     await store.create_key("acme", "k")
@@ -220,6 +234,21 @@ async def test_prod_makes_no_pepper(settings):
     with pytest.raises(SettingsError, match=r"store\.pepper_file: .*must exist"):
         await Store.open(prod)
     assert not database(settings).exists()
+
+
+async def test_only_its_owner_reads_the_store(settings, tmp_path):
+    before = os.umask(0)
+    try:
+        store = await Store.open(settings)
+        await store.create_tenant("acme")
+        modes = {
+            file.suffix: stat.S_IMODE(file.stat().st_mode)
+            for file in database(settings).parent.glob(f"{database(settings).name}*")
+        }
+        await store.close()
+    finally:
+        os.umask(before)
+    assert modes == dict.fromkeys((".db", ".db-wal", ".db-shm", ".lock"), 0o600)
 
 
 async def test_a_store_that_cannot_be_opened_says_where(settings, tmp_path):
