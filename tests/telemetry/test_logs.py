@@ -1,5 +1,7 @@
 """What is told of an exception: its kind and its places, nothing that a client may have sent."""
 
+import asyncio.sslproto
+import inspect
 import json
 import logging
 from collections.abc import Iterator
@@ -63,3 +65,11 @@ def test_our_own_words_and_the_chain_of_causes_are_told(lines: Path) -> None:
     assert [error["type"] for error in line["exception"]] == ["ModelError", "ValueError"]
     assert line["exception"][0]["message"] == "cannot read the model file x"
     assert PROMPT not in json.dumps(line)
+
+
+def test_a_remark_of_asyncio_that_means_nothing_is_not_logged(lines: Path) -> None:
+    remark = "returning true from eof_received() has no effect when using ssl"
+    assert remark in " ".join(inspect.getsource(asyncio.sslproto).replace("'", "").split())  # as this Python words it
+    logging.getLogger("asyncio").warning(remark)
+    logging.getLogger("asyncio").warning("something else")
+    assert [json.loads(line)["event"] for line in lines.read_text().splitlines()] == ["something else"]
