@@ -19,8 +19,9 @@ from msgspec.structs import replace
 
 from gateway.core.restarts import EX_CONFIG
 from gateway.up import children, nats_server
-from gateway.up.files import check_port, check_space, exclusive, free_port, keep_secret, private_directory
+from gateway.up.files import check_port, check_space, exclusive, free_port, leave_nothing, private_directory
 from gateway.up.process import ChildSpec, end_leftovers
+from gateway.up.recipes import recipes
 from gateway.up.supervisor import Supervisor
 from gateway.up.terminal import Terminal
 from shared.errors import SettingsError, StartError, StoreError
@@ -32,20 +33,6 @@ if TYPE_CHECKING:
 
 EX_START = 2
 _NATS_READY_S = 20.0
-_RECIPES = """
-Ask it yourself, from a shell:
-
-  curl -N {url}/v1/chat/completions -H "Authorization: Bearer $(cat {key})" \\
-    -H "Content-Type: application/json" \\
-    -d '{{"model": "{model}", "messages": [{{"role": "user", "content": "Hello!"}}], "stream": true}}'
-
-or from Python, with the openai package:
-
-  from openai import OpenAI
-  client = OpenAI(base_url="{url}/v1", api_key=open("{key}").read().strip())
-  answer = client.chat.completions.create(model="{model}", messages=[{{"role": "user", "content": "Hello!"}}])
-  print(answer.choices[0].message.content)
-"""
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
@@ -76,13 +63,20 @@ def run(
     """Run everything until a signal; return the exit status. Call it from the main thread."""
     options, terminal = options or UpOptions(), Terminal(out or sys.stdout)
     began = time.monotonic()
+    fresh = not options.state.exists()
     try:
         runs, bus = private_directory(options.state / "run"), private_directory(Path(settings.nats.directory))
         # Two locks, as the two directories are two settings, and neither may have two owners.
         with exclusive(bus / "lock"), exclusive(runs / "lock"):
-            return asyncio.run(_Up(settings, options, parts or Parts(), terminal, began).run())
+            try:
+                return asyncio.run(_Up(settings, options, parts or Parts(), terminal, began).run())
+            except StartError:
+                if fresh:
+                    leave_nothing(options.state, {runs / "lock", bus / "lock"})
+                raise
     except StartError as error:
-        terminal.line(f"evenflow up: {error}")
+        terminal.clear()
+        Terminal(sys.stderr).line(f"evenflow up: {error}")
         return EX_START
     except KeyboardInterrupt:  # before the loop had its handlers: nothing had been started
         return 0
@@ -138,7 +132,6 @@ class _Up:
         check_space(state)
         for name in await end_leftovers(self._records):
             self._terminal.line(f"{name} of an earlier run was still there and has been ended")
-        keep_secret(state / "admin.password")
         settings = await self._bus(self._ports())
         environment = to_environment(settings)
         for spec in self._parts.workers(settings, environment):
@@ -184,17 +177,19 @@ class _Up:
             model = _model(settings)
             if self._options.answer and model:
                 await self._answer(door.ask(http, key, model, terminal.piece), terminal)
-        terminal.line(_RECIPES.format(url=url, model=model or "MODEL", key=self._options.state / "demo.key"))
+        key_file = self._options.state / "demo.key"
+        terminal.line(recipes(url, key_file, model or "MODEL", settings.tls.certificate))
         terminal.line("serving until Ctrl-C")
 
-    @staticmethod
-    async def _answer(asking: "Awaitable[door.Measured]", terminal: Terminal) -> None:
+    async def _answer(self, asking: "Awaitable[door.Measured]", terminal: Terminal) -> None:
         try:
             told = await asking
         except StartError as error:
             terminal.line(f"\n{error}; still serving")
             return
         speed = f", {told.tokens_per_s:.1f} tokens/s" if told.tokens_per_s else ""
+        if any(worker.engine == "null" for worker in self._settings.workers):
+            speed = ", null engine"  # it runs no model: a rate would say nothing
         terminal.line(
             f"\n({told.prompt_tokens} prompt + {told.completion_tokens} completion tokens, "
             f"first after {told.first_s * 1000:.0f} ms{speed})"

@@ -113,6 +113,23 @@ def keep_secret(path: Path, make: Callable[[], str] = lambda: secrets.token_urls
     return kept
 
 
+def leave_nothing(directory: Path, worthless: set[Path]) -> None:
+    """Remove `directory` if all that it holds is empty directories and `worthless` files; else nothing at all.
+
+    For a start that failed and had made it.
+    """
+    try:
+        found = sorted(directory.rglob("*"), reverse=True)  # what is inside comes before what it is in
+        files = {path.absolute() for path in found if not path.is_dir()}
+        if not files <= {path.absolute() for path in worthless}:
+            return
+        for path in found:
+            path.rmdir() if path.is_dir() else path.unlink()
+        directory.rmdir()
+    except OSError as error:
+        raise explain(error, str(directory)) from error
+
+
 @contextmanager
 def exclusive(path: Path, *, wait: bool = False) -> Iterator[None]:
     """Hold a lock on the file `path` for as long as this process lives or the block lasts.

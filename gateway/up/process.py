@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import re
 import signal
 import sys
 import threading
@@ -21,7 +22,8 @@ _POLL_S = 0.05
 class ChildSpec(msgspec.Struct, frozen=True, kw_only=True):
     """What to run. Children of one `group` stand in for each other; `environment` is laid over the supervisor's own.
 
-    `grace_s` is how long it may take to end after SIGTERM, before SIGKILL.
+    `grace_s` is how long it may take to end after SIGTERM, before SIGKILL. When it dies, up to `told_lines` of its last
+    output are told, without the lines that the pattern `routine` matches.
     """
 
     name: str
@@ -31,6 +33,8 @@ class ChildSpec(msgspec.Struct, frozen=True, kw_only=True):
     directory: Path | None = None
     grace_s: float = 5.0
     policy: RestartPolicy = RestartPolicy()
+    told_lines: int = 20
+    routine: str = ""
 
 
 class Output:
@@ -54,13 +58,14 @@ class Output:
         self._from = os.fstat(descriptor).st_size
         return descriptor
 
-    def tail(self, lines: int = 20) -> list[str]:
-        """Return the last `lines` lines of the present life."""
+    def tail(self, lines: int = 20, routine: str = "") -> list[str]:
+        """Return the last `lines` lines of the present life that the pattern `routine`, if any, does not match."""
         try:
             with self.path.open("rb") as file:
                 end = file.seek(0, os.SEEK_END)
                 file.seek(max(self._from, end - _TAIL_BYTES))
-                return file.read().decode(errors="replace").splitlines()[-lines:]
+                said = file.read().decode(errors="replace").splitlines()
+                return [line for line in said if not (routine and re.search(routine, line))][-lines:]
         except OSError as error:
             return [f"({self.path}: {error.strerror})"]
 

@@ -134,7 +134,7 @@ class Supervisor:
             self.failed.set()
 
     def _tell_output(self, child: Child) -> None:
-        for line in child.output.tail():
+        for line in child.output.tail(child.spec.told_lines, child.spec.routine):
             self._report(f"  {child.spec.name} | {line}")
         self._report(f"  {child.spec.name} | (all of it in {child.output.path})")
 

@@ -34,6 +34,10 @@ class Terminal:
             self._waiting, self._told_s = what, waited_s
             self._write(f"... {what} ({waited_s:.0f} s)\n")
 
+    def clear(self) -> None:
+        """Take the moving line away: what comes next goes elsewhere."""
+        self._write(self._wipe())
+
     def _wipe(self) -> str:
         """Return what clears the moving line, if one is shown."""
         shown, self._waiting = self._waiting, ""

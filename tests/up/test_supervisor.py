@@ -12,10 +12,12 @@ from pathlib import Path
 import pytest
 
 from gateway.core.restarts import RestartPolicy
+from gateway.up import nats_server
 from gateway.up.process import ChildSpec, _born, end_leftovers, remember, spawn
 from gateway.up.supervisor import Supervisor
 
 QUICK = RestartPolicy(first_s=0.01, most_s=0.05)
+SERVER = nats_server.NatsServer(binary=Path("nats-server"), directory=Path(), port=1, identities=Path())
 SLEEPER = "import signal; print('up', flush=True); signal.pause()"
 
 
@@ -231,3 +233,16 @@ async def test_leftovers_of_a_killed_run_are_ended_before_the_next_but_reused_pi
         finally:
             old.kill()
             stranger.kill()
+
+
+async def test_what_a_server_always_says_is_not_told_when_it_dies(family, eventually):
+    banner = "[7] 2026/11/30 10:00:00.000001 [INF] "
+    errors = [f"[7] 2026/11/30 10:00:01.1 [ERR] {number}" for number in range(7)]
+    said = "\n".join([f"{banner}Starting nats-server", *errors, f"{banner}Server Exiting.."])
+    routine = nats_server.child(SERVER).routine
+    family.start(spec("nats", f"print({said!r}); raise SystemExit(1)", told_lines=5, routine=routine))
+    await eventually(lambda: any("all of it in" in line for line in family.said))
+    told = [line for line in family.said if line.startswith("  nats | [")]
+    assert [line[-1] for line in told[:5]] == ["2", "3", "4", "5", "6"]
+    assert not any("INF" in line for line in family.said)
+    await family.stop()
