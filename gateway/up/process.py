@@ -111,6 +111,12 @@ def forget(directory: Path, name: str) -> None:
     (directory / f"{name}.json").unlink(missing_ok=True)
 
 
+def recorded(directory: Path, name: str) -> int | None:
+    """Return the pid of a recorded child that still runs."""
+    record = _read(directory / f"{name}.json")
+    return record.pid if record is not None and _born(record.pid) == record.born else None
+
+
 async def end_leftovers(directory: Path, patience_s: float = 5.0) -> list[str]:
     """End children of an earlier supervisor that was killed, and return their names.
 

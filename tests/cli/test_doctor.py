@@ -1,5 +1,7 @@
 import json
 import socket
+import subprocess
+import sys
 
 import pytest
 from click.testing import CliRunner
@@ -8,6 +10,7 @@ from gateway import doctor
 from gateway.cli import main
 from gateway.doctor import examine, in_force
 from gateway.up import identities
+from gateway.up.process import remember
 from shared.settings_load import load
 
 FREE = {"gateway.port": 0, "admin.port": 0, "workers.*.engine": "null"}
@@ -39,6 +42,45 @@ def test_a_taken_port():
         found = missing(settings(gateway__port=port))
     assert list(found) == ["gateway.port"]
     assert f"127.0.0.1:{port}: the port is taken" in found["gateway.port"]
+
+
+def test_the_ports_of_the_evenflow_that_runs_here_are_its_own(tmp_path):
+    (records := tmp_path / ".evenflow" / "run").mkdir(parents=True)
+    with socket.create_server(("127.0.0.1", 0)) as ours, socket.create_server(("127.0.0.1", 0)) as other:
+        code = "import sys; print(flush=True); sys.stdin.read()"
+        command = [sys.executable, "-c", code]
+        ports = [server.getsockname()[1] for server in (ours, other)]
+        child = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, pass_fds=[ours.fileno()]
+        )  # it holds one of the two sockets
+        try:
+            child.stdout.readline()
+            tree = settings(gateway__port=ports[0], admin__port=ports[1])
+            assert set(missing(tree)) == {"gateway.port", "admin.port"}  # nothing is known of the child
+            remember(records, "gateway", child.pid)
+            checks = {check.name: check for check in examine(tree)}
+        finally:
+            child.communicate(timeout=30)
+    assert checks["gateway.port"].ok
+    assert "our own" in checks["gateway.port"].message
+    assert (checks["admin.port"].ok, checks["admin.port"].fault) == (False, "taken")
+    gone = {check.name: check.fault for check in examine(settings(gateway__port=ports[0])) if not check.ok}
+    assert gone == {}
+
+
+def test_each_fault_has_its_word(tmp_path, monkeypatch):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        given = {"gateway.port": taken.getsockname()[1], "nats.url": "nats://127.0.0.1:1"}
+        tree = load(None, {}, {**FREE, **given, "workers.*.engine": "exllamav2", "workers.*.path": "x"}).settings
+        monkeypatch.setattr(doctor.os, "access", lambda *_: False)
+        faults = {check.name: check.fault for check in examine(tree) if not check.ok}
+    assert faults == {
+        "gateway.port": "taken",
+        "nats.url": "unreachable",
+        "store.url": "unwritable",
+        "store.pepper_file": "unwritable",
+        "workers.0.engine": "not served",
+    }
 
 
 def test_the_embedded_server_is_needed_only_without_a_url(monkeypatch):
