@@ -46,7 +46,7 @@ def locate(path: str, sha256: str) -> tuple[Path, str]:
         with file.open("rb") as stream:
             digest = hashlib.file_digest(stream, "sha256").hexdigest()
     except OSError as error:
-        raise ModelError(f"cannot read the model file {file}: {error.strerror}") from error
+        raise ModelError(f"cannot read the model file {file.absolute()}: {error.strerror}") from error
     for expected in wanted - {"", digest}:
         raise ModelError(f"the model file {file} was altered: its sha256 is {digest}, not {expected}")
     return file, digest
