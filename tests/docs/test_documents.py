@@ -88,3 +88,14 @@ def test_what_the_checks_stand_on() -> None:
         ("something unfinished", "TODO later"),
     ):
         assert FOREIGN[what].search(example), what
+
+
+def test_the_layers_name_every_module() -> None:
+    text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    named = set(re.findall(r"\w+", text.partition("\n## Layers\n")[2].partition("\nThe rules")[0]))
+    for package in ("gateway", "workers", "shared"):
+        rooms = {
+            path.stem for path in (ROOT / package).iterdir() if (path / "__init__.py").exists() or path.suffix == ".py"
+        }
+        rooms = {room for room in rooms if not room.startswith(("_", "settings_"))}  # parts of settings
+        assert rooms - named == set(), package
