@@ -18,6 +18,7 @@ from gateway.up.files import (
     explain,
     free_port,
     keep_secret,
+    leave_nothing,
     private_directory,
     read_private,
     write_private,
@@ -120,3 +121,17 @@ def test_a_taken_port_is_one_line_naming_the_setting():
 def test_free_ports_lie_outside_the_range_of_outgoing_connections():
     low = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
     assert 20000 <= free_port(HOST) < max(low, 32000)
+
+
+def test_what_a_failed_start_made_is_removed_only_if_nothing_of_worth_is_in_it(tmp_path):
+    state = tmp_path / "state"
+    lock = state / "run" / "lock"
+    private_directory(lock.parent)
+    private_directory(state / "log")
+    lock.touch()
+    (state / "demo.key").touch()
+    leave_nothing(state, {lock})
+    assert lock.exists()
+    (state / "demo.key").unlink()
+    leave_nothing(state, {lock})
+    assert list(tmp_path.iterdir()) == []
