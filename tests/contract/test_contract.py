@@ -538,13 +538,15 @@ async def test_unload_ends_everybody_retryably_and_load_may_follow(name):
 async def test_loading_again_and_again_needs_no_more_memory():
     engine = create("llama-none")
     sizes = []
-    for _ in range(4):
+    for _ in range(7):
         await engine.load(spec_of("llama-none"), lambda _fraction, _what: None)
         await one_token(Subject("llama-none", engine))
         await engine.unload()
         pages = Path("/proc/self/statm").read_text(encoding="ascii").split()[1]
         sizes.append(int(pages) * os.sysconf("SC_PAGESIZE"))
-    assert sizes[-1] - sizes[0] < 60 << 20
+    # The first rounds fill the allocator's pools, as large as they will ever be; a model that stays would add 300 MB
+    # with every further one.
+    assert sizes[-1] - sizes[3] < 60 << 20, [size >> 20 for size in sizes]
 
 
 async def test_a_dead_server_fails_its_requests_retryably_and_shows_in_health():
