@@ -16,6 +16,7 @@ from gateway.services.keyring import Keyring, Principal
 from gateway.services.meters import Meters
 from gateway.services.streams import Attempt, Streams
 from gateway.services.turnstile import Turnstile
+from gateway.services.usage_writer import Bill, UsageWriter
 from shared.settings import ModelSettings, Settings
 from shared.tracing import NO_TRACE, Trace, Tracing
 
@@ -72,13 +73,18 @@ class House(msgspec.Struct, frozen=True, eq=False):
     concurrency: Concurrency
     meters: Meters
     tracing: Tracing
+    usage: UsageWriter
     draining: asyncio.Event
 
 
 class Arrival(msgspec.Struct, frozen=True, kw_only=True):
-    """A request as its headers show it. `arrived` and `deadline` by the loop's clock, `created` in Unix seconds."""
+    """A request as its headers show it. `arrived` and `deadline` by the loop's clock, `created` in Unix seconds.
+
+    `request_id` may be the client's, who may use it twice; `own_id` is ours and unique.
+    """
 
     request_id: str
+    own_id: str
     endpoint: Endpoint
     arrived: float
     deadline: float
@@ -98,6 +104,7 @@ class Passage(msgspec.Struct, eq=False, kw_only=True):
     ask: Ask
     body_bytes: int
     inbox: Inbox
+    bill: Bill
     pool: Pool = ("", "")
     limits: ModelSettings
     attempts: list[Attempt] = []

@@ -1,6 +1,7 @@
 """Opens what requests need, in order, and closes it in the reverse; owns every background task of the gateway."""
 
 import asyncio
+import contextlib
 import secrets
 import time
 from collections.abc import AsyncIterator
@@ -12,11 +13,16 @@ from gateway.context import House
 from gateway.core.concurrency import Concurrency
 from gateway.core.fleet import Fleet
 from gateway.services.fleet_feed import FleetFeed
+from gateway.services.heartbeat import Heartbeat
 from gateway.services.keyring import Keyring
+from gateway.services.ledger import Keeper
 from gateway.services.meters import Meters
 from gateway.services.streams import Streams
 from gateway.services.turnstile import Turnstile
+from gateway.services.usage_reader import UsageReader
+from gateway.services.usage_writer import UsageWriter
 from gateway.store.store import Store
+from gateway.store.usage import UsageTable
 from shared.bus import Bus
 from shared.identity import find_identity
 from shared.settings import Settings
@@ -24,6 +30,8 @@ from shared.telemetry import Metrics
 from shared.tracing import Tracing
 
 log = structlog.get_logger("lifespan")
+
+_LAST_RECORDS_S = 5.0
 
 
 @asynccontextmanager
@@ -41,18 +49,30 @@ async def opened(settings: Settings) -> AsyncIterator[House]:
         await bus.connect(settings.nats.url, identity=identity, credentials=settings.nats.credentials)
         house = _build(settings, epoch, bus, keyring, Meters(metrics), tracing=tracing)
         feed = FleetFeed(bus, house.fleet, house.streams, house.turnstile.look)
-        await house.streams.open()
-        await feed.open()
+        heart = Heartbeat(settings.gateway.name, epoch, store.store_id, bus, time.monotonic)
+        reader = UsageReader(bus)
+        keeper = Keeper(settings.gateway.name, UsageTable(store), reader, house.usage, heart.gateways, time.monotonic)
+        house.meters.watch_usage(house.usage, keeper)
+        for part in (house.streams, house.usage, feed, heart, reader):
+            await part.open()
         await bus.barrier()
         async with keyring.watch(store), asyncio.TaskGroup() as group:
+            keeping = group.create_task(keeper.run(), name="ledger")
             owned = [
                 group.create_task(house.streams.run(), name="streams"),
+                group.create_task(house.usage.run(), name="usage"),
                 group.create_task(feed.run(), name="fleet feed"),
+                group.create_task(heart.run(), name="heartbeat"),
             ]
             log.info("gateway_open", gateway=settings.gateway.name, epoch=epoch)
             try:
                 yield house
             finally:
+                keeping.cancel()
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(_LAST_RECORDS_S):
+                        await house.usage.close()
+                        await keeper.close()
                 for task in owned:
                     task.cancel()
     finally:
@@ -68,12 +88,19 @@ def _build(settings: Settings, epoch: str, bus: Bus, keyring: Keyring, meters: M
     turnstile = Turnstile(fleet, settings.limits)
     streams.freed = turnstile.look
     streams.ended = meters.ended
+    usage = UsageWriter(settings.gateway.name, epoch, bus, time.monotonic)
+    streams.over = usage.over
     concurrency = Concurrency()
     meters.watch(fleet, streams, turnstile, concurrency)
     if tracing.pipe is not None:
         meters.watch_traces(tracing.pipe)
     bus.on_disconnect = streams.disconnected
-    bus.on_reconnect = streams.reconnected
+
+    def reconnected() -> None:
+        streams.reconnected()
+        usage.reconnected()
+
+    bus.on_reconnect = reconnected
     return House(
         settings=settings,
         epoch=epoch,
@@ -85,5 +112,6 @@ def _build(settings: Settings, epoch: str, bus: Bus, keyring: Keyring, meters: M
         concurrency=concurrency,
         meters=meters,
         tracing=tracing,
+        usage=usage,
         draining=asyncio.Event(),
     )

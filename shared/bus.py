@@ -27,6 +27,8 @@ from shared.identity import Identity
 log = structlog.get_logger("bus")
 
 NO_RESPONDERS = 503
+STORED = "Nats-Stream"
+"""Header of a message that JetStream repeats out of a stream."""
 _FLUSH_S = 5.0
 
 
@@ -123,12 +125,16 @@ class Bus:
         """Largest message in bytes that the server takes."""
         return int(self._client.max_payload)
 
-    async def subscribe(self, subject: str, handler: Handler) -> None:
-        """Call `handler` for each message, in order. What it raises is logged and counted; the rest still comes."""
+    async def subscribe(self, subject: str, handler: Handler, *, stored: bool = False) -> None:
+        """Call `handler` for each message, in order. What it raises is logged and counted; the rest still comes.
+
+        Unless `stored` ones are expected, a message out of a stream is refused: who may ask for one says where it goes,
+        and could have the server itself repeat a record on a subject on which the asker may not speak.
+        """
 
         async def guarded(message: Msg) -> None:
             try:
-                await handler(_delivery(message))
+                await handler(_delivery(message, stored=stored))
             except (ProtocolError, msgspec.DecodeError) as error:
                 self.handler_errors += 1
                 log.warning("message_refused", subject=message.subject, error=str(error))
@@ -148,6 +154,13 @@ class Bus:
             await self._client.publish(subject, payload, reply=reply, headers=headers)
         except nats.errors.Error as error:
             raise BusError(f"cannot publish on {subject}: {error!r}") from error
+
+    async def request(self, subject: str, payload: bytes, *, within_s: float = _FLUSH_S) -> bytes:
+        """The answer to `payload`. Raises BusError if none comes in time."""
+        try:
+            return bytes((await self._client.request(subject, payload, timeout=within_s)).data)
+        except (nats.errors.Error, TimeoutError) as error:
+            raise BusError(f"no answer on {subject}: {error!r}") from error
 
     async def barrier(self) -> None:
         """Return once the server has seen everything that was sent before. Raises BusError after 5 s."""
@@ -204,10 +217,12 @@ class Bus:
             log.exception("connection_callback_failed")
 
 
-def _delivery(message: Msg) -> Delivery:
+def _delivery(message: Msg, *, stored: bool = False) -> Delivery:
     headers = message.headers
     status = 0
     if headers:
+        if STORED in headers and not stored:
+            raise ProtocolError("a record of a stream, where none belongs")
         code = headers.get("Status", "")
         status = int(code) if code.isdigit() else 0
     return Delivery(message.subject, message.data, message.reply, status, headers)

@@ -7,6 +7,10 @@ from typing import Literal, NamedTuple
 
 PREFIX = "ef"
 INBOX = "_INBOX"
+USAGE = "USAGE"
+"""The stream that keeps every usage record."""
+USAGE_READ = f"$JS.API.DIRECT.GET.{USAGE}"
+"""Where records of that stream are asked for."""
 
 Kind = Literal["provision", "gateway", "worker"]
 """The three kinds of identity. `provision` makes streams and buckets and takes no part in anything else."""
@@ -47,8 +51,14 @@ class Right(NamedTuple):
 
 
 RIGHTS: tuple[Right, ...] = (
-    Right("gateway", "subscribe", INBOX + ".{name}.>", "answers to its jobs; word that nobody listens"),
-    Right("worker", "subscribe", INBOX + ".{name}.>", "word that nobody listens"),
+    Right(
+        "gateway",
+        "subscribe",
+        INBOX + ".{name}.>",
+        "answers to its jobs; word that nobody listens, or that a record is kept; records",
+    ),
+    Right("gateway", "publish", USAGE_READ, "reading usage records"),
+    Right("worker", "subscribe", INBOX + ".{name}.>", "word that nobody listens; that a record is kept"),
     Right("worker", "publish", INBOX + ".*.*.j.{name}.*", "answers to jobs, of any gateway, epoch and stream"),
     Right("provision", "subscribe", INBOX + ".{name}.>", "answers of JetStream"),
     Right("provision", "publish", "$JS.API.>", "making streams, buckets and consumers"),
@@ -104,6 +114,16 @@ def ctl(wid: str, gid: str) -> str:
 def frames(gid: str, wid: str) -> str:
     """Frames from `wid` for `gid`."""
     return f"{PREFIX}.g.{gid}.f.{wid}"
+
+
+def usage_of_gateway(gid: str) -> str:
+    """Usage records of gateway `gid`."""
+    return f"{PREFIX}.usage.g.{gid}"
+
+
+def usage_of_worker(wid: str) -> str:
+    """Usage records of worker `wid`."""
+    return f"{PREFIX}.usage.w.{wid}"
 
 
 def last(subject: str) -> str:

@@ -386,7 +386,11 @@ class Offer(msgspec.Struct, array_like=True, frozen=True, kw_only=True, tag="off
 
 
 class Open(msgspec.Struct, array_like=True, frozen=True, kw_only=True, tag="open"):
-    """`usage.g.<gid>`, before each job: what was reserved for the attempt."""
+    """`usage.g.<gid>`, before each job: what was reserved for the attempt.
+
+    The request in an `aid` is the gateway's own id of it, a UUID: a client that names two requests alike pays for both.
+    `label` is the id that the client knows. Of an answer that is not `streamed`, nothing is delivered before all is.
+    """
 
     n: int
     gep: str
@@ -400,10 +404,12 @@ class Open(msgspec.Struct, array_like=True, frozen=True, kw_only=True, tag="open
     max_tokens: int
     strict: bool
     periods: tuple[str, ...] = ()
+    label: str = ""
+    streamed: bool = True
 
 
 class Check(msgspec.Struct, array_like=True, frozen=True, kw_only=True, tag="check"):
-    """`usage.g.<gid>`, every 64 tokens or 2 s: what the request's client has so far."""
+    """`usage.g.<gid>`, every 64 tokens or 2 s: what the request's client has so far. `aid` is the request alone."""
 
     n: int
     gep: str
@@ -413,7 +419,10 @@ class Check(msgspec.Struct, array_like=True, frozen=True, kw_only=True, tag="che
 
 
 class Close(msgspec.Struct, array_like=True, frozen=True, kw_only=True, tag="close"):
-    """`usage.g.<gid>`, once per request: totals over all its attempts and choices."""
+    """`usage.g.<gid>`, once per request: totals over all its attempts and choices. `aid` is the request alone.
+
+    `generated` counts every token made for it, `charged` those that its tenant pays for; see docs/usage.md.
+    """
 
     n: int
     gep: str
@@ -433,6 +442,7 @@ class Close(msgspec.Struct, array_like=True, frozen=True, kw_only=True, tag="clo
     prefill_ms: float
     decode_ms: float
     outcome: str
+    label: str = ""
 
 
 class Orphan(msgspec.Struct, array_like=True, frozen=True, kw_only=True, tag="orphan"):

@@ -24,6 +24,7 @@ from workers.core.lifecycle import Lifecycle
 from workers.core.slots import SlotTable
 from workers.engines.base import Capabilities, Engine, EngineSpec, Failed
 from workers.job import Feed, JobRun
+from workers.orphans import Orphans
 from workers.spans import JobSpans
 
 log = structlog.get_logger("node")
@@ -70,6 +71,7 @@ class Node:
         self._traceparent: str | None = None  # of the job that is being taken in
         self._pump: Pump[object] = Pump(self.end, self._carry_out, flush=self.end.flush, flush_at=self.end.flush_at)
         self._announcer = Announcer(self.wid, self._bus, self._announcement)
+        self._orphans = Orphans(self.wid, self.wep, bus)
         bus.on_disconnect = lambda: self._connection(self.end.disconnected)
         bus.on_reconnect = lambda: self._connection(self.end.reconnected)
 
@@ -82,6 +84,7 @@ class Node:
             owned = [
                 group.create_task(self._pump.run(), name="pump"),
                 group.create_task(self._announcer.run(), name="announcer"),
+                group.create_task(self._orphans.run(), name="orphans"),
             ]
             try:
                 await self._load()
@@ -156,9 +159,11 @@ class Node:
             (subjects.credit(self.wid, "*"), self._on_credit),
             (subjects.cancel(self.wid, "*"), self._on_cancel),
             (subjects.ctl(self.wid, "*"), self._on_ctl),
+            (subjects.ghb("*"), self._on_heartbeat),
             (f"{self._bus.inbox}.f.*", self._on_bounce),
         ):
             await self._bus.subscribe(subject, handler)
+        await self._orphans.open()
         await self._bus.barrier()
 
     async def _on_job(self, delivery: Delivery) -> None:
@@ -192,6 +197,11 @@ class Node:
         else:
             raise ProtocolError(f"control command {command.what!r} is not served")
         self._announcer.changed()
+
+    async def _on_heartbeat(self, delivery: Delivery) -> None:
+        """A gateway lives; a new process of it has none of the streams of the old one."""
+        beat: wire.Ghb = _GHB.decode(delivery.data)
+        await self._fed(lambda now: self.end.announced(now, subjects.last(delivery.subject), beat.gep))
 
     async def _on_bounce(self, delivery: Delivery) -> None:
         """A frame came back because its gateway does not listen."""
@@ -233,6 +243,7 @@ class Node:
                     aborted.abort(reason)
             case Orphaned(gid=gid, aid=aid, generated=generated, acked=acked):
                 log.warning("stream_orphaned", gateway=gid, aid=aid, generated=generated, acked=acked)
+                await self._orphans.report(aid, generated, acked)
 
     # ------------------------------------------------------------------------------------------------- for the jobs
 
@@ -269,6 +280,7 @@ _JOB = wire.decoder(wire.Job)
 _CREDIT = wire.decoder(wire.Credit)
 _CANCEL = wire.decoder(wire.Cancel)
 _CTL = wire.decoder(wire.Ctl)
+_GHB = wire.decoder(wire.Ghb)
 
 
 def _now() -> float:

@@ -21,6 +21,8 @@ from shared.telemetry import Metrics
 from shared.wire import End
 
 if TYPE_CHECKING:
+    from gateway.services.ledger import Keeper
+    from gateway.services.usage_writer import UsageWriter
     from shared.otlp import SpanPipe
 
 _STATES = ("starting", "loading", "ready", "draining", "gone")
@@ -152,6 +154,27 @@ class Meters:
         self._gauge("evenflow.worker.state", states)
         self._gauge("evenflow.worker.info", lambda _: _infos(fleet))
         self._gauge("evenflow.worker.itl", lambda _: _latencies(fleet), "s")
+
+    def watch_usage(self, writer: "UsageWriter", keeper: "Keeper") -> None:
+        """Register what tells whether usage is on record."""
+        meter = self._metrics.meter
+
+        def count(name: str, read: Callable[[], float]) -> None:
+            meter.create_observable_counter(name, [lambda _options: [Observation(read())]])
+
+        def gauge(name: str, read: Callable[[], float]) -> None:
+            meter.create_observable_gauge(name, [lambda _options: [Observation(read())]])
+
+        gauge("evenflow.usage.open", lambda: len(writer))
+        gauge("evenflow.usage.unconfirmed", lambda: len(writer.backlog))
+        count("evenflow.usage.written", lambda: writer.written)
+        count("evenflow.usage.dropped", writer.backlog.dropped.total)
+        gauge("evenflow.ledger.holding", lambda: keeper.holding)
+        gauge("evenflow.ledger.position", lambda: keeper.position)
+        gauge("evenflow.ledger.open", lambda: len(keeper.ledger))
+        count("evenflow.ledger.rows", lambda: keeper.written)
+        count("evenflow.ledger.reconciled", lambda: keeper.reconciled)
+        count("evenflow.ledger.lost", lambda: keeper.gaps)
 
     def watch_traces(self, pipe: "SpanPipe") -> None:
         """Register the counters of spans on their way out."""

@@ -67,6 +67,7 @@ class Streams:
         self.buffered_bytes = 0
         self.freed: Callable[[], None] = lambda: None
         self.ended: Callable[[Attempt], None] = lambda _attempt: None
+        self.over: Callable[[Attempt], None] = lambda _attempt: None
         self._bus = bus
         self._fleet = fleet
         self._limits = limits
@@ -80,7 +81,8 @@ class Streams:
     async def open(self) -> None:
         """Listen for frames and answers."""
         await self._bus.subscribe(subjects.frames(self.gid, "*"), self._on_frame)
-        await self._bus.subscribe(f"{self._bus.inbox}.>", self._on_answer)
+        for what in ("j", "c"):
+            await self._bus.subscribe(f"{self._bus.inbox}.{what}.>", self._on_answer)
 
     async def run(self) -> None:
         """Drive the protocol and watch slow clients, until cancelled."""
@@ -321,6 +323,7 @@ class Streams:
         attempt = self._attempts.pop(sid, None)
         if attempt is not None:
             self._fleet.give(attempt.wid, attempt.wep)
+            self.over(attempt)
             self.freed()
         return attempt
 

@@ -27,6 +27,7 @@ def accept(
         raise PayloadTooLargeError(f"The request body is larger than {limits.body_bytes} bytes.")
     return Arrival(
         request_id=request_id,
+        own_id=uuid7(),
         endpoint=endpoint,
         arrived=now,
         deadline=now + _allowed(exchange.header(b"x-evenflow-timeout-ms"), limits.request_s),

@@ -3,6 +3,7 @@
 from gateway.api import decode_chat, decode_completion
 from gateway.context import Arrival, Exchange, House, Passage
 from gateway.services.keyring import Principal
+from gateway.services.usage_writer import Bill
 from shared.errors import AuthenticationError
 
 
@@ -29,4 +30,11 @@ async def authenticate(house: House, exchange: Exchange, arrival: Arrival) -> Pa
         limits=house.settings.model(ask.model),
         body_bytes=len(body),
         inbox=house.streams.inbox(exchange.drop),
+        bill=Bill(
+            id=arrival.own_id,
+            label=arrival.request_id,
+            tenant=principal.tenant_id,
+            key=principal.key_id,
+            streamed=ask.stream,
+        ),
     )

@@ -41,6 +41,7 @@ def resolve(house: House, passage: Passage) -> Pool:
             param="max_tokens",
         )
     passage.pool = pool
+    passage.bill.model, passage.bill.version = pool
     return pool
 
 

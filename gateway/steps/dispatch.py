@@ -39,6 +39,7 @@ async def dispatch(house: House, passage: Passage, ticket: Ticket, wid: str, nam
             headers=span.headers(),
         )
         passage.attempts.append(attempt)
+        await house.usage.opening(passage.bill, attempt, max_tokens=passage.ask.max_tokens)
         await house.streams.send(attempt)
         answer = await attempt.answer
         if isinstance(answer, wire.Accept):
@@ -83,7 +84,7 @@ def _job(house: House, passage: Passage, sid: int, name: AttemptName) -> wire.Jo
     return wire.Job(
         gep=house.epoch,
         sid=sid,
-        aid=f"{passage.arrival.request_id}.{name.choice}.{name.attempt}",
+        aid=f"{passage.arrival.own_id}.{name.choice}.{name.attempt}",
         tenant=passage.principal.tenant_id,
         model=passage.pool[0],
         version=passage.pool[1],

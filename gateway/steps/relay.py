@@ -62,19 +62,22 @@ async def _events(house: House, exchange: Exchange, passage: Passage, events: St
         if not items:
             await exchange.send(events.comment(_waiting(house, passage)))
             continue
-        out = bytearray()
+        out, tokens = bytearray(), 0
         for choice, batch in items:
             for event in batch:
                 if isinstance(event, Text):
+                    tokens += len(event.ids)
                     out += _text(passage, events, choice, event)
                 elif isinstance(event, End):
                     usages[choice] = event.usage
                     out += events.role(choice) + events.finish(choice, _finish(event))
                 elif isinstance(event, Fail):
                     await _flush(exchange, out)
+                    house.usage.delivered(passage.bill, tokens)
                     raise from_fail(event, ask)
         if len(usages) < ask.n:
             await _flush(exchange, out)
+            house.usage.delivered(passage.bill, tokens)
         house.streams.taken(inbox)
     await exchange.finish(bytes(out) + events.usage(merge(list(usages.values()))) + events.done())
 

@@ -16,7 +16,7 @@ log = structlog.get_logger("request")
 def settle(house: House, arrival: Arrival, passage: Passage | None, outcome: str) -> None:
     """The request is over, however it went: stop what still runs for it, free what it held. Waits for nothing.
 
-    What a cancelled attempt used is counted when its worker reports it, see `Streams.ended`.
+    What a cancelled attempt used is counted when its worker reports it, see `Streams.ended`, and billed then.
     """
     seconds = asyncio.get_running_loop().time() - arrival.arrived
     if arrival.trace.recording:
@@ -28,6 +28,7 @@ def settle(house: House, arrival: Arrival, passage: Passage | None, outcome: str
     for attempt in passage.attempts:
         house.streams.cancel(attempt, outcome)
     house.streams.forget(passage.inbox)
+    house.usage.closing(passage.bill, outcome, passage.queued_s)
     ttft = None if passage.first_token_at is None else passage.first_token_at - arrival.arrived
     model, version = passage.pool
     queued = _queued_s(passage, outcome, arrival.arrived + seconds)

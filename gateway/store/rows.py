@@ -43,3 +43,35 @@ class Snapshot(msgspec.Struct, frozen=True):
     store_id: str
     revision: int
     credentials: tuple[CredentialRow, ...]
+
+
+class UsageRow(msgspec.Struct, frozen=True):
+    """What one request used: tokens, seconds of a device, milliseconds. `sequence` is its place in the stream."""
+
+    id: str
+    sequence: int
+    closed_at: int
+    request_id: str
+    tenant_id: str
+    key_id: str
+    model: str
+    version: str
+    outcome: str
+    prompt: int
+    cached: int
+    charged: int
+    generated: int
+    accepted: int
+    proposed: int
+    device_seconds: float
+    queue_ms: float
+    prefill_ms: float
+    decode_ms: float
+
+
+class Progress(msgspec.Struct, frozen=True):
+    """How far the usage stream has been applied: last sequence, its time in ns, and where a new reader must begin."""
+
+    applied: int = 0
+    applied_at: int = 0
+    floor: int = 1

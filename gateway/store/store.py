@@ -1,4 +1,7 @@
-"""Tenants and keys: every question and every change, each in one transaction. Nothing here is on a request's path."""
+"""Tenants and keys: every question and every change, each in one transaction. Nothing here is on a request's path.
+
+Usage has a module of its own, `gateway.store.usage`.
+"""
 
 import asyncio
 import contextlib
@@ -208,6 +211,17 @@ class Store:
             number = int((await connection.execute(_REVISION)).scalar_one())
             rows = await connection.execute(_CREDENTIAL)
             return Snapshot(self.store_id, number, tuple(CredentialRow(*row) for row in rows))
+
+    @contextlib.asynccontextmanager
+    async def transaction(self, *, writes: bool) -> AsyncIterator[AsyncConnection]:
+        """One transaction for tables that have a module of their own, in this package."""
+        async with self._transaction((writing if writes else reading)(self._engine)) as connection:
+            yield connection
+
+    @property
+    def now_ms(self) -> int:
+        """The store's clock."""
+        return self._now_ms()
 
     async def _identify(self, pepper_file: str) -> None:
         """Learn the store's id, and see that the pepper is the one that its keys were made with."""

@@ -25,7 +25,7 @@ from gateway.up.recipes import recipes
 from gateway.up.supervisor import Supervisor
 from gateway.up.terminal import Terminal
 from shared.errors import SettingsError, StartError, StoreError
-from shared.settings import Settings
+from shared.settings import NatsSettings, Settings
 from shared.settings_load import to_environment
 
 if TYPE_CHECKING:
@@ -49,11 +49,18 @@ async def _demo_key(settings: Settings, state: Path) -> str:
     return await demo_key(settings, state)
 
 
+async def _make_streams(settings: NatsSettings) -> None:
+    from gateway.up.provision import make_streams  # noqa: PLC0415 - the NATS client, too
+
+    await make_streams(settings)
+
+
 class Parts(msgspec.Struct, frozen=True, kw_only=True):
-    """What is started and how the demo key is made."""
+    """What is started, how the streams of the bus are made, and how the demo key is."""
 
     workers: Callable[[Settings, Mapping[str, str]], list[ChildSpec]] = children.workers
     gateway: Callable[[Settings, Mapping[str, str]], ChildSpec] = children.gateway
+    streams: Callable[[NatsSettings], Awaitable[None]] = _make_streams
     key: Callable[[Settings, Path], Awaitable[str]] = _demo_key
 
 
@@ -141,6 +148,7 @@ class _Up:
         except (StoreError, SettingsError) as error:
             raise StartError(str(error)) from error
         self._supervisor.start(self._parts.gateway(settings, environment))
+        await self._parts.streams(settings.nats)  # while the gateway loads
         await self._welcome(settings, key)
 
     def _ports(self) -> Settings:

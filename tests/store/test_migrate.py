@@ -15,7 +15,7 @@ from gateway.store.migrate import HEAD, migrate
 from gateway.store.store import Store
 from shared.errors import StoreError
 
-STEPS = ["0001", "0002"]
+STEPS = ["0001", "0002", "0003"]
 
 
 def script():

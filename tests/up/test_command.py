@@ -47,7 +47,7 @@ GATEWAY = """
 """
 WORKER = """
     import json, pathlib, signal, time
-    time.sleep(0.2)
+    time.sleep(0.8)
     pathlib.Path("worker-up").touch()
     print(json.dumps({"event": "worker"}), flush=True)
     signal.pause()

@@ -1,0 +1,63 @@
+"""Which processes of which gateways are alive, as far as their heartbeats tell."""
+
+import msgspec
+
+SILENT_S = 10.0
+"""A gateway without a heartbeat for this long is dead."""
+GRACE_S = 5.0
+"""Time for a dead gateway's workers to say what they had made, before its requests are closed without it."""
+
+
+class _Life(msgspec.Struct):
+    """What was heard of one gateway: its epochs with the time of the last sign of each, and the one that beats."""
+
+    epochs: dict[str, float] = {}
+    current: str = ""
+    since: float = 0.0
+
+
+class Gateways:
+    """Heartbeats in, deaths out. `now` is in seconds on any clock that never runs backwards.
+
+    `gid` and `gep` are our own: other epochs of our name came before.
+    """
+
+    def __init__(self, now: float, gid: str, gep: str) -> None:
+        self._gid = gid
+        self._lives: dict[str, _Life] = {}
+        self.heard(now, gid, gep)
+
+    def heard(self, now: float, gid: str, gep: str) -> bool:
+        """A heartbeat. True if it is the first of this process."""
+        life = self._lives.setdefault(gid, _Life())
+        new = life.current != gep
+        if new:
+            life.current, life.since = gep, now
+        life.epochs[gep] = now
+        return new
+
+    def seen(self, now: float, gid: str, gep: str) -> None:
+        """A record of that process was read, perhaps an old one: its silence counts from here, if nothing was heard."""
+        self._lives.setdefault(gid, _Life()).epochs.setdefault(gep, float("-inf") if gid == self._gid else now)
+
+    def heard_again(self, now: float) -> None:
+        """It was us who did not listen: every silence starts anew."""
+        for life in self._lives.values():
+            for gep in life.epochs:
+                if gep == life.current or life.epochs[gep] > life.since:
+                    life.epochs[gep] = now
+
+    def dead(self, now: float, gid: str, gep: str) -> bool:
+        """Replaced by a newer process of its name, or silent for 10 s; and 5 s more have passed."""
+        life = self._lives.get(gid)
+        if life is None or gep not in life.epochs:
+            return False
+        last = life.epochs[gep]
+        if gep != life.current and life.since > last:
+            return now >= life.since + GRACE_S
+        return now >= last + SILENT_S + GRACE_S
+
+    def forget(self, wanted: set[tuple[str, str]]) -> None:
+        """Drop the epochs that neither beat nor own a record in `wanted`."""
+        for gid, life in list(self._lives.items()):
+            life.epochs = {gep: at for gep, at in life.epochs.items() if gep == life.current or (gid, gep) in wanted}

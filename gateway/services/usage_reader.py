@@ -1,0 +1,95 @@
+"""Reads the stream of usage records, in order, by number: no consumer that remembers, nothing to lose."""
+
+import asyncio
+from datetime import datetime
+
+import msgspec
+import structlog
+
+from gateway.core.ledger import Entry, Role
+from shared import subjects, wire
+from shared.bus import NO_RESPONDERS, Bus, Delivery
+from shared.errors import BusError
+
+log = structlog.get_logger("usage")
+
+BATCH = 256
+_PATIENCE_S = 3.0
+_END = 204
+_NOTHING = 404
+_AUTHOR_PLACE = 2  # ef.usage.g.<gid>
+
+
+class Stored(msgspec.Struct, frozen=True):
+    """A message of the stream: its number, the server's time of it (ns since 1970), and the record, if it is one."""
+
+    sequence: int
+    at_ns: int
+    entry: Entry | None
+
+
+class UsageReader:
+    """One reader, one question at a time."""
+
+    def __init__(self, bus: Bus) -> None:
+        self.undecodable = 0
+        self._bus = bus
+        self._asked = 0
+        self._got: list[Stored] = []
+        self._answer: asyncio.Future[None] | None = None
+
+    async def open(self) -> None:
+        """Listen for answers."""
+        await self._bus.subscribe(f"{self._bus.inbox}.l.*", self._on_message, stored=True)
+
+    async def read(self, sequence: int, most: int = BATCH) -> list[Stored]:
+        """At most `most` messages from `sequence` on, in order; none if there are none. Raises BusError."""
+        self._asked += 1
+        self._got = []
+        self._answer = asyncio.get_running_loop().create_future()
+        question = {"seq": sequence, "batch": most, "next_by_subj": f"{subjects.PREFIX}.usage.>"}
+        try:
+            await self._bus.publish(
+                subjects.USAGE_READ, msgspec.json.encode(question), reply=f"{self._bus.inbox}.l.{self._asked}"
+            )
+            async with asyncio.timeout(_PATIENCE_S):
+                await self._answer
+        except TimeoutError:
+            raise BusError("the stream of usage records does not answer") from None
+        finally:
+            self._answer = None
+        return self._got
+
+    async def _on_message(self, delivery: Delivery) -> None:
+        if self._answer is None or self._answer.done() or subjects.last(delivery.subject) != str(self._asked):
+            return  # of a question that was given up
+        if delivery.status in (_END, _NOTHING):
+            self._answer.set_result(None)
+        elif delivery.status:
+            what = "there is no such stream" if delivery.status == NO_RESPONDERS else f"status {delivery.status}"
+            self._answer.set_exception(BusError(f"cannot read usage records: {what}"))
+        else:
+            self._got.append(self._stored(delivery))
+
+    def _stored(self, delivery: Delivery) -> Stored:
+        headers = delivery.headers or {}
+        sequence, at_ns = int(headers["Nats-Sequence"]), _nanoseconds(headers["Nats-Time-Stamp"])
+        subject = headers["Nats-Subject"]
+        role: Role = "w" if subject.split(".")[_AUTHOR_PLACE] == "w" else "g"
+        try:
+            record = _RECORD.decode(delivery.data)
+        except msgspec.DecodeError as error:
+            self.undecodable += 1
+            log.warning("usage_record_refused", subject=subject, sequence=sequence, error=str(error))
+            return Stored(sequence, at_ns, None)
+        return Stored(sequence, at_ns, Entry(sequence, at_ns // 1_000_000, role, subjects.last(subject), record))
+
+
+def _nanoseconds(stamp: str) -> int:
+    """RFC 3339 with up to nine decimals and `Z`, as the server writes it."""
+    whole, _, decimals = stamp.removesuffix("Z").partition(".")
+    seconds = int(datetime.fromisoformat(whole + "+00:00").timestamp())
+    return seconds * 1_000_000_000 + int(decimals[:9].ljust(9, "0") or "0")
+
+
+_RECORD = wire.decoder(wire.UsageRecord)
