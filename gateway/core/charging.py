@@ -41,7 +41,7 @@ def totals(outcome: str, delivered: int, queued_ms: float, spent: list[Spent]) -
     the client left, was too slow or set a deadline that passed, everything generated up to the cancel is.
     """
     used = [_usage(one) for one in spent]
-    begun = [usage for usage in used if usage.prompt or usage.completion] or [Usage()]
+    begun = [usage for usage in used if usage.completion] or [usage for usage in used if usage.prompt] or [Usage()]
     generated = sum(usage.completion for usage in used)
     ours = outcome not in CLIENTS_DOING
     charged = min(delivered, generated) if ours else generated
