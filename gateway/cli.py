@@ -14,7 +14,7 @@ from shared.errors import EvenflowError, SettingsError
 
 if TYPE_CHECKING:
     from gateway.doctor import Check
-    from gateway.store.rows import KeyRow, TenantRow
+    from gateway.store.rows import KeyRow, TenantRow, UsageRow
     from gateway.store.store import Store
     from shared.settings_load import Loaded
 
@@ -245,6 +245,41 @@ def key_list(config: str | None, as_json: bool, tenant_name: str | None) -> None
 def key_revoke(config: str | None, as_json: bool, key_name: str, tenant_name: str | None) -> None:
     """Revoke a key: no gateway takes it after a second."""
     _print_keys([_with_store(config, lambda store: store.revoke_key(key_name, tenant=tenant_name))], as_json)
+
+
+@main.group()
+def usage() -> None:
+    """Usage: what each request used, one row a request."""
+
+
+@usage.command("list")
+@config_option
+@json_option
+@click.option("--tenant", metavar="NAME", help="Only this tenant's.")
+@click.option("--most", type=click.IntRange(1), default=50, show_default=True, help="So many, newest first.")
+def usage_list(config: str | None, as_json: bool, tenant: str | None, most: int) -> None:
+    """List the last requests with their tokens."""
+
+    async def read(store: "Store") -> "Sequence[UsageRow]":
+        from gateway.store.usage import UsageTable  # noqa: PLC0415
+
+        tenant_id = None if tenant is None else (await store.tenant(tenant)).id
+        return await UsageTable(store).rows(tenant_id=tenant_id, most=most)
+
+    rows = _with_store(config, read)
+    if as_json:
+        _print_json(rows)
+        return
+    _print_table(
+        ("closed", "request", "tenant", "model", "outcome", "prompt", "charged", "generated"),
+        [
+            (
+                *(_time(row.closed_at), row.request_id, row.tenant_id, row.model, row.outcome),
+                *(str(row.prompt), str(row.charged), str(row.generated)),
+            )
+            for row in rows
+        ],
+    )
 
 
 def _with_store(config: str | None, work: "Callable[[Store], Awaitable[T]]") -> T:

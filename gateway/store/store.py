@@ -188,6 +188,11 @@ class Store:
             rows = await connection.execute(_TENANT.order_by(schema.tenants.c.name))
             return tuple(TenantRow(*row) for row in rows)
 
+    async def tenant(self, tenant: str) -> TenantRow:
+        """One tenant. Raises UnknownRecordError if there is no such tenant."""
+        async with self._read() as connection:
+            return await _one_tenant(connection, tenant)
+
     async def keys(self, tenant: str | None = None) -> tuple[KeyRow, ...]:
         """All keys, or one tenant's, revoked ones included, by tenant and age.
 
