@@ -35,11 +35,24 @@ def init(config: str | None, directory: str, hosts: tuple[str, ...], port: int) 
     wanted = children.identities(load(config, os.environ).settings)
     home = Path(directory)
     folders = identities.init(home, wanted, hosts, port)
-    click.echo(f"Start the server in {home}: nats-server -c server.conf")
+    click.echo(f"Start the server in {home}: nats-server -c server.conf; then: evenflow nats streams")
     click.echo(f"Hand out, by a way that nobody reads along, from {folders}:")
     for known in identities.listed(home):
         click.echo(f"  {folder_name(known.kind, known.name)}")
     _reloaded(home)
+
+
+@nats.command()
+@config_option
+def streams(config: str | None) -> None:
+    """Make the streams on the running server of the settings, as `provision`. Repeating it changes nothing."""
+    import asyncio  # noqa: PLC0415
+
+    from gateway.up.provision import STREAM, make_streams  # noqa: PLC0415
+    from shared.settings_load import load  # noqa: PLC0415
+
+    asyncio.run(make_streams(load(config, os.environ).settings.nats))
+    click.echo(f"{STREAM['name']} is there")
 
 
 @nats.command("add-worker")

@@ -148,7 +148,7 @@ class _Up:
         except (StoreError, SettingsError) as error:
             raise StartError(str(error)) from error
         self._supervisor.start(self._parts.gateway(settings, environment))
-        await self._parts.streams(settings.nats)  # while the gateway loads
+        await self._streams(settings.nats)  # while the gateway loads
         await self._welcome(settings, key)
 
     def _ports(self) -> Settings:
@@ -172,6 +172,15 @@ class _Up:
         await nats_server.wait_until_ready(server, _NATS_READY_S, lambda: child.given_up)
         self._terminal.line(f"NATS is up on {nats_server.HOST}:{server.port} ({time.monotonic() - began:.2f} s)")
         return replace(settings, nats=replace(settings.nats, url=server.url, identities=str(server.identities)))
+
+    async def _streams(self, nats: NatsSettings) -> None:
+        """Make the streams. On a server of the operator's own that may be somebody else's right."""
+        try:
+            await self._parts.streams(nats)
+        except (StartError, SettingsError) as error:
+            if not self._settings.nats.url:
+                raise StartError(str(error)) from error
+            self._terminal.line(f"{error}; usage waits in memory until `evenflow nats streams` has made its stream")
 
     async def _welcome(self, settings: Settings, key: str) -> None:
         """Wait until the door is open, show one real answer, and say how to get the next."""

@@ -166,6 +166,8 @@ def entitled():
                 granted.add((kind, name, "subscribe", subject))
     for kind, name in EVERYBODY:
         granted.add((kind, name, "subscribe", f"_INBOX.{name}.e1.x"))
+        if kind == "gateway":
+            granted.add((kind, name, "publish", f"$JS.API.DIRECT.GET.{STREAM}"))  # reads the records, changes nothing
         if kind == "worker":
             answers = {gid: f"_INBOX.{gid}.e1.j.{name}.7" for gid in GATEWAYS}
             granted |= {(kind, name, "publish", subject) for subject in answers.values()}

@@ -1,6 +1,8 @@
+import contextlib
 import json
 import os
 import re
+import sqlite3
 import subprocess
 import sys
 import types
@@ -141,3 +143,19 @@ def test_flags_of_up_fit_its_command():
 
     assert asdict(UpOptions(answer=False))["answer"] is False
     assert load(None, {}, up_overrides(workers=0)).settings.workers == ()
+
+
+def test_usage_is_listed_by_tenant_newest_first():
+    (tenant,) = json.loads(run("tenant", "create", "acme", "--json").stdout)
+    assert json.loads(run("usage", "list", "--json").stdout) == []
+    row = "'{0}', {1}, {1}, 'asked', '{2}', 'k', 'm', '1', 'stop', 9, 0, 5, 6, 0, 0, 0.5, 1.0, 2.0, 3.0"
+    with contextlib.closing(sqlite3.connect(".evenflow/evenflow.db")) as store, store:
+        store.execute(f"INSERT INTO usage VALUES ({row.format('a', 1, tenant['id'])})")
+        store.execute(f"INSERT INTO usage VALUES ({row.format('b', 2, 'another')})")
+    listed = json.loads(run("usage", "list", "--json").stdout)
+    assert [(one["id"], one["charged"], one["generated"]) for one in listed] == [("b", 5, 6), ("a", 5, 6)]
+    assert [one["id"] for one in json.loads(run("usage", "list", "--json", "--tenant", "acme").stdout)] == ["a"]
+    shown = run("usage", "list", "--most", "1").stdout.splitlines()
+    assert len(shown) == 2
+    assert shown[1].split()[-4:] == ["stop", "9", "5", "6"]
+    assert "there is no tenant" in run("usage", "list", "--tenant", "nobody", status=1).stderr

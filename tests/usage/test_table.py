@@ -6,6 +6,8 @@ import msgspec
 import pytest
 
 from gateway.core.ledger import Closed
+from gateway.store.engine import new_engine
+from gateway.store.migrate import migrate
 from gateway.store.rows import Progress
 from gateway.store.store import Store
 from gateway.store.usage import UsageTable
@@ -122,3 +124,22 @@ async def test_one_holder_at_a_time_until_it_gives_up_or_its_time_is_over(table,
 
 async def test_of_ten_that_ask_together_one_gets_it(table):
     assert sum(await asyncio.gather(*(table.lease("usage", f"g{number}", 100) for number in range(10)))) == 1
+
+
+async def test_usage_goes_forwards_and_back_with_the_migrations(tmp_path):
+    """Down: usage is forgotten, tenants stay. Up again: nothing was read, so the stream is read from its start."""
+    url = f"sqlite+aiosqlite:///{tmp_path}/store.db"
+    files = StoreSettings(url=url, pepper_file=str(tmp_path / "pepper"))
+    wanted = msgspec.structs.replace(Settings(), store=files)
+    opened = await Store.open(wanted)
+    await opened.create_tenant("acme")
+    await UsageTable(opened).record([done("a")], Progress(3, 9, 4))
+    await opened.close()
+    engine = new_engine(url)
+    await migrate(engine, "0002")
+    await engine.dispose()
+    again = await Store.open(wanted)
+    assert [tenant.name for tenant in await again.tenants()] == ["acme"]
+    assert await UsageTable(again).rows() == ()
+    assert await UsageTable(again).progress() == Progress()
+    await again.close()
