@@ -50,16 +50,13 @@ async def make_streams(settings: NatsSettings) -> None:
         StartError: NATS cannot be reached, has no JetStream, or refuses.
         SettingsError: `provision` has no identity in the directory of the settings.
     """
+    identity = find_identity(settings.identities, "provision", "provision")
     bus = Bus("provision", secrets.token_hex(8))
     chatter = logging.getLogger("asyncio")  # warns, at the end of every such TLS connection, of nothing
     before = chatter.level
     chatter.setLevel(logging.ERROR)
     try:
-        await bus.connect(
-            settings.url,
-            identity=find_identity(settings.identities, "provision", "provision"),
-            credentials=settings.credentials,
-        )
+        await bus.connect(settings.url, identity=identity, credentials=settings.credentials)
         await _make(bus)
     except BusError as error:
         raise StartError(f"the stream of usage records cannot be made: {error}") from error
