@@ -128,7 +128,10 @@ class Node:
             async with asyncio.timeout(within_s):
                 while (of_jobs and self._runs) or self.end.unacked_count():
                     self._moved.clear()
-                    await self._moved.wait()
+                    # What is given up on a dead bus, unacknowledged, moves nobody: look again.
+                    with contextlib.suppress(TimeoutError):
+                        async with asyncio.timeout(_WATCH_S):
+                            await self._moved.wait()
 
     async def _watch(self) -> None:
         """Notice an engine that does not move or is dead; the supervisor restarts the process."""

@@ -58,6 +58,16 @@ DESCRIPTIONS = {
     "evenflow.worker.draft.accepted": "draft tokens that were right",
     "evenflow.worker.tokens_per_step": "tokens of one decode step",
     "evenflow.telemetry.exported": "spans that the receiver took; only with a receiver",
+    "evenflow.usage.open": "requests whose usage is not closed yet",
+    "evenflow.usage.unconfirmed": "usage records that the stream has not confirmed",
+    "evenflow.usage.written": "usage records written",
+    "evenflow.usage.dropped": "usage records lost for want of room",
+    "evenflow.ledger.holding": "1 at the gateway that writes usage to the store",
+    "evenflow.ledger.position": "the last record that it read",
+    "evenflow.ledger.open": "requests that are open in what it read",
+    "evenflow.ledger.rows": "requests written to the store",
+    "evenflow.ledger.reconciled": "requests closed for gateways that died",
+    "evenflow.ledger.lost": "records that the stream dropped before they were read",
     "evenflow.telemetry.dropped": "spans lost: queue_full, not_taken; only with a receiver",
 }
 """By the name of the instrument. One that is not here cannot be made."""

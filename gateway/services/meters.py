@@ -157,13 +157,12 @@ class Meters:
 
     def watch_usage(self, writer: "UsageWriter", keeper: "Keeper") -> None:
         """Register what tells whether usage is on record."""
-        meter = self._metrics.meter
 
         def count(name: str, read: Callable[[], float]) -> None:
-            meter.create_observable_counter(name, [lambda _options: [Observation(read())]])
+            self._counter(name, lambda _options: [Observation(read())])
 
         def gauge(name: str, read: Callable[[], float]) -> None:
-            meter.create_observable_gauge(name, [lambda _options: [Observation(read())]])
+            self._gauge(name, lambda _options: [Observation(read())])
 
         gauge("evenflow.usage.open", lambda: len(writer))
         gauge("evenflow.usage.unconfirmed", lambda: len(writer.backlog))

@@ -28,10 +28,10 @@ def settle(house: House, arrival: Arrival, passage: Passage | None, outcome: str
     for attempt in passage.attempts:
         house.streams.cancel(attempt, outcome)
     house.streams.forget(passage.inbox)
-    house.usage.closing(passage.bill, outcome, passage.queued_s)
     ttft = None if passage.first_token_at is None else passage.first_token_at - arrival.arrived
     model, version = passage.pool
     queued = _queued_s(passage, outcome, arrival.arrived + seconds)
+    house.usage.closing(passage.bill, outcome, queued or 0.0)
     house.meters.finished(model or "none", outcome, seconds, ttft, queued)
     log.info(
         "request",
