@@ -188,7 +188,7 @@ async def test_something_else_on_the_port_is_not_mistaken_for_the_server(setting
 
     async with await asyncio.start_server(impostor, HOST, server.port):
         with pytest.raises(StartError, match="not a NATS server"):
-            await wait_until_ready(server, 0.2)
+            await wait_until_ready(server, 2)
 
 
 SUPERVISE = """
