@@ -12,7 +12,7 @@ DOCUMENTS = documents()
 CODE = re.compile(r"`((?:gateway|workers|shared|infra)/[\w/.-]+\.py)(?:::(\w+))?`")
 FOREIGN = {
     "a path of one machine": re.compile(r"(?<![\w.])/(?:work|root|home|tmp|opt|usr/local)/"),
-    "a registry's host": re.compile(r"(?:files|registry)\.(?:org|com|io)"),
+    "an address to download from": re.compile(r"\b(?:files|registry|index|simple|mirror)\.[\w-]+\.(?:org|com|io)\b"),
     "how the work is organised": re.compile(
         r"\b(?:issue|ticket|PR|pull request)s? ?#?\d+\b|\bdesign document", re.IGNORECASE
     ),
@@ -83,7 +83,7 @@ def test_what_the_checks_stand_on() -> None:
     assert "nothing" not in definitions("workers/node.py")
     for what, example in (
         ("a path of one machine", "see /home/me/x"),
-        ("a registry's host", "files.example.org"),
+        ("an address to download from", "files.example.org"),
         ("how the work is organised", "see issue 12"),
         ("something unfinished", "TODO later"),
     ):
