@@ -1,6 +1,7 @@
 """The contract that every engine keeps, point by point; docs/engines.md numbers them."""
 
 import asyncio
+import gc
 import json
 import os
 import time
@@ -313,20 +314,25 @@ async def test_a_schema_that_cannot_hold_is_refused_not_dropped(subject, schema)
 
 @every
 async def test_the_event_loop_stays_free_while_the_engine_works(subject):
-    worst = 0.0
+    held: list[float] = []
 
     async def watch() -> None:
-        nonlocal worst
         while True:
             cpu, begun = time.thread_time(), time.monotonic()
             await asyncio.sleep(0.005)
             # Only time that this thread itself burnt counts: a busy machine may take the rest away.
-            worst = max(worst, min(time.monotonic() - begun - 0.005, time.thread_time() - cpu))
+            held.append(min(time.monotonic() - begun - 0.005, time.thread_time() - cpu))
 
+    gc.collect()
+    gc.disable()  # a full collection of a whole test run's objects takes longer than what is looked for
     watcher = asyncio.ensure_future(watch())
-    await asyncio.gather(*(subject.run(f"Tell me about {n}.", 30, full=True) for n in range(4)))
-    watcher.cancel()
-    assert worst < 0.05
+    try:
+        await asyncio.gather(*(subject.run(f"Tell me about {n}.", 30, full=True) for n in range(4)))
+    finally:
+        watcher.cancel()
+        gc.enable()
+    # Four requests that block the loop would hold it four times, and more; one turn may be the machine's doing.
+    assert sorted(held)[-2:][0] < 0.05, sorted(held)[-4:]
 
 
 @every
