@@ -181,14 +181,31 @@ async def request(server, kind, subject, body):
 async def test_something_else_on_the_port_is_not_mistaken_for_the_server(settings, said):
     server = prepare(settings, WANTED, said.append)
 
+    looks = 0
+
     async def impostor(reader, writer):
+        nonlocal looks
+        looks += 1
         writer.write(b"HTTP/1.1 200 OK\r\n")
         await reader.read(1)
         writer.close()
 
     async with await asyncio.start_server(impostor, HOST, server.port):
         with pytest.raises(StartError, match="not a NATS server"):
-            await wait_until_ready(server, 2)
+            await wait_until_ready(server, 60, lambda: looks >= 2)
+
+
+async def test_a_last_look_cut_short_does_not_hide_what_was_seen(settings, said, monkeypatch):
+    answers = iter([StartError("certificate unknown")])
+
+    async def looked(*_args):
+        for error in answers:
+            raise error
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(nats_server, "handshake", looked)
+    with pytest.raises(StartError, match="certificate unknown"):
+        await wait_until_ready(prepare(settings, WANTED, said.append), 0.2)
 
 
 SUPERVISE = """
