@@ -28,7 +28,7 @@ test-fast: $(VENV)/.dev ## Run the tests that start no processes
 	@$(BIN)/pytest -q $(foreach room,$(SLOW),--ignore=tests/$(room)) $(ARGS)
 
 prove: $(VENV)/.dev ## Run the kills, soaks and outages at full count and length
-	@PROVE=1 $(BIN)/pytest --timeout=3600 $(wildcard $(foreach room,$(SLOW),tests/$(room))) $(ARGS)
+	@EVENFLOW_PROVE=1 $(BIN)/pytest --timeout=3600 $(wildcard $(foreach room,$(SLOW) protocol,tests/$(room))) $(ARGS)
 
 bench: $(VENV)/.dev ## Measure the gateway beside its floor, in one run (2 minutes, wants a quiet machine)
 	@$(BIN)/python infra/bench/run.py $(ARGS)

@@ -17,7 +17,7 @@ import httpx
 
 from tests.e2e.stack import LLAMA, ROOT, Stack
 
-PROVE = bool(os.environ.get("EVENFLOW_PROVE") or os.environ.get("PROVE"))
+PROVE = os.environ.get("EVENFLOW_PROVE") == "1"
 PATIENCE_S = 60.0
 
 Metrics = dict[str, float]

@@ -24,7 +24,7 @@ from shared.identity import find_identity
 from shared.settings import NatsSettings
 
 WANTED = [("gateway", "g1"), ("worker", "w1")]
-KILLS = 100 if os.environ.get("PROVE") else 3
+KILLS = 100 if os.environ.get("EVENFLOW_PROVE") == "1" else 3
 
 
 def mode(path):
