@@ -20,6 +20,7 @@ from opentelemetry.sdk.resources import Resource
 from prometheus_client import CollectorRegistry, generate_latest
 
 from shared.errors import EvenflowError
+from shared.outlet import Outlet
 
 MODEL = "gen_ai.request.model"
 OUTCOME = "outcome"
@@ -95,12 +96,16 @@ _LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARN
 
 
 def configure_logs(service: str, level: str = "info", directory: str = "") -> None:
-    """JSON lines to standard error, or to `<directory>/<service>.log`. Third-party logs come out the same way."""
+    """JSON lines to standard error, or to `<directory>/<service>.log`. Third-party logs come out the same way.
+
+    A line that cannot be written (a full disk, a reader that went away) is dropped: it never breaks what it tells of.
+    """
     stream: Any = sys.stderr
     if directory:
         folder = Path(directory)
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         stream = (folder / f"{service}.log").open("a", buffering=1, encoding="utf-8")
+    outlet: Any = Outlet(stream)
     threshold = _LEVELS[level]
     shared: list[Any] = [
         structlog.contextvars.merge_contextvars,
@@ -116,10 +121,10 @@ def configure_logs(service: str, level: str = "info", directory: str = "") -> No
     structlog.configure(
         processors=[*shared, stamp, structlog.processors.JSONRenderer()],
         wrapper_class=structlog.make_filtering_bound_logger(threshold),
-        logger_factory=structlog.WriteLoggerFactory(file=stream),
+        logger_factory=structlog.WriteLoggerFactory(file=outlet),
         cache_logger_on_first_use=True,
     )
-    handler = logging.StreamHandler(stream)
+    handler = logging.StreamHandler(outlet)
     handler.setFormatter(
         structlog.stdlib.ProcessorFormatter(
             processors=[

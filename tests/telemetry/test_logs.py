@@ -11,6 +11,7 @@ import pytest
 import structlog
 
 from shared.errors import ModelError
+from shared.outlet import Outlet
 from shared.telemetry import configure_logs
 
 PROMPT = "the-violet-submarine"
@@ -24,8 +25,7 @@ def lines(tmp_path: Path) -> Iterator[Path]:
     configure_logs("svc", "info", str(tmp_path))
     yield tmp_path / "svc.log"
     for handler in root.handlers:
-        stream = getattr(handler, "stream", None)
-        if getattr(stream, "name", None) == str(tmp_path / "svc.log"):
+        if isinstance(stream := getattr(handler, "stream", None), Outlet):
             stream.close()
     root.handlers[:] = handlers
     root.setLevel(level)

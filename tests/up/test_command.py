@@ -81,7 +81,7 @@ def up(tmp_path):
 
     def start(*flags, gateway=GATEWAY, worker=WORKER):
         command = [sys.executable, "-c", *map(textwrap.dedent, (MAIN, gateway, worker)), *map(str, flags)]
-        environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+        environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), "PYTHONUNBUFFERED": ""}
         process = subprocess.Popen(
             command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment
         )
