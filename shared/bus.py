@@ -11,7 +11,7 @@ and reconnects have no jitter, so the wait is drawn per process.
 import asyncio
 import contextlib
 import random
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
 import msgspec
@@ -30,6 +30,7 @@ NO_RESPONDERS = 503
 STORED = "Nats-Stream"
 """Header of a message that JetStream repeats out of a stream."""
 _FLUSH_S = 5.0
+_AGAIN_S = 0.1
 
 
 class Delivery(msgspec.Struct, frozen=True):
@@ -85,8 +86,9 @@ class Bus:
             options["user_credentials"] = credentials
         try:
             # nats-py takes "reconnect for ever" to mean the first time, too.
-            async with asyncio.timeout(wait_s):
-                await self._client.connect(
+            await _within(
+                wait_s,
+                self._client.connect(
                     servers,
                     name=self.name,
                     inbox_prefix=self.inbox,
@@ -101,7 +103,8 @@ class Bus:
                     max_outstanding_pings=2,
                     pending_size=32 * 1024 * 1024,
                     **options,
-                )
+                ),
+            )
         except (OSError, ValueError, nats.errors.Error, TimeoutError) as error:
             await self._discard()
             places = ", ".join(map(_without_secret, servers))
@@ -226,6 +229,24 @@ def _delivery(message: Msg, *, stored: bool = False) -> Delivery:
         code = headers.get("Status", "")
         status = int(code) if code.isdigit() else 0
     return Delivery(message.subject, message.data, message.reply, status, headers)
+
+
+async def _within(seconds: float, work: Coroutine[Any, Any, None]) -> None:
+    """Do `work` in at most about that time. Raises TimeoutError, or what the work raises.
+
+    `asyncio.timeout` cancels once, and `asyncio.wait_for`, inside nats-py, loses a cancellation that comes in the same
+    turn as its own result (Python before 3.12): nats-py would then go on for ever. So it is told until it has ended.
+    """
+    task = asyncio.get_running_loop().create_task(work)
+    try:
+        await asyncio.wait({task}, timeout=seconds)
+        if not task.done():
+            raise TimeoutError
+    finally:
+        while not task.done():
+            task.cancel()
+            await asyncio.wait({task}, timeout=_AGAIN_S)
+    task.result()
 
 
 def _reason(error: Exception) -> str:

@@ -48,3 +48,23 @@ async def test_something_that_is_no_nats_server_is_given_up_on() -> None:
     for writer in writers:
         writer.close()
         await writer.wait_closed()
+
+
+async def test_a_connect_that_loses_its_cancellation_is_told_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    told = 0
+
+    async def stubborn(*_args: object, **_options: object) -> None:
+        nonlocal told
+        while True:
+            try:
+                await asyncio.Event().wait()
+            except asyncio.CancelledError:
+                told += 1
+                if told == 3:
+                    raise
+
+    bus = Bus("x", "e")
+    monkeypatch.setattr(bus._client, "connect", stubborn)
+    with pytest.raises(BusError, match=r"within 0\.05 s"):
+        await bus.connect("nats://127.0.0.1:1", wait_s=0.05)
+    assert told == 3
