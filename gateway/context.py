@@ -47,6 +47,15 @@ class Exchange(Protocol):
         """Send a piece of the body; waits while the client's socket is full."""
         ...
 
+    @property
+    def writable(self) -> bool:
+        """The client's socket takes more at once."""
+        ...
+
+    def send_now(self, data: bytes) -> None:
+        """Send a piece of the body without waiting; only while `writable`."""
+        ...
+
     async def finish(self, data: bytes = b"") -> None:
         """Send the last piece."""
         ...

@@ -59,8 +59,10 @@ async def _placed(house: House, passage: Passage) -> AsyncIterator[None]:
     try:
         yield
     finally:
-        for task in tasks:
-            task.cancel()
+        if running := [task for task in tasks if not task.done()]:
+            for task in running:
+                task.cancel()
+            await asyncio.wait(running)
 
 
 async def _place(house: House, passage: Passage, choice: int) -> None:

@@ -51,12 +51,14 @@ class Fleet:
 
     def __init__(self) -> None:
         self.workers: dict[str, WorkerView] = {}
+        self._newest: dict[str, str | None] = {}  # by model; asked with every request, changed by few announcements
 
     def announced(self, now: float, wid: str, ann: Ann) -> bool:
         """Take an announcement in. True if something that decides about dispatching changed."""
         view = self.workers.get(wid)
         if view is None:
             self.workers[wid] = WorkerView(wid, ann, now)
+            self._newest.clear()
             return True
         old = view.ann
         if old.wep == ann.wep and ann.n <= old.n:
@@ -71,6 +73,8 @@ class Fleet:
             or old.versions != ann.versions
         )  # fmt: skip
         view.ann, view.heard_at, view.gone = ann, now, False
+        if changed:
+            self._newest.clear()
         return changed
 
     def silent(self, now: float) -> list[str]:
@@ -78,6 +82,8 @@ class Fleet:
         fallen = [v for v in self.workers.values() if not v.gone and now - v.heard_at > SILENT_S]
         for view in fallen:
             view.gone = True
+        if fallen:
+            self._newest.clear()
         return [view.wid for view in fallen]
 
     def lost(self, wid: str, wep: str) -> None:
@@ -85,6 +91,7 @@ class Fleet:
         view = self.workers.get(wid)
         if view is not None and view.ann.wep == wep:
             view.gone = True
+            self._newest.clear()
 
     def heard_again(self, now: float) -> None:
         """Our own connection was away: nobody's silence counts until now."""
@@ -130,9 +137,14 @@ class Fleet:
 
     def newest(self, model: str) -> str | None:
         """The highest version of `model` on a ready worker, else the highest known one; natural order (10 after 9)."""
+        if model in self._newest:
+            return self._newest[model]
         ready = {v.version for w, v in self.versions(model) if w.ann.state == "ready" and not w.gone}
         known = ready or {v.version for _, v in self.versions(model)}
-        return max(known, key=_natural, default=None)
+        newest = max(known, key=_natural, default=None)
+        if newest is not None:  # names that nobody serves are the clients' text: they are not kept
+            self._newest[model] = newest
+        return newest
 
     def models(self) -> set[str]:
         """Names of all announced models."""

@@ -20,6 +20,8 @@ FRAMING_PER_BYTE: Final = 8
 """Chunk framing that goes with one byte of body, on top of that: a chunk of a single byte takes 5."""
 PIPELINED: Final = 16
 """Most requests that wait for the answer to an earlier one on their connection."""
+FLOW: Final = "evenflow.flow"
+"""The ASGI extension that tells an application of its socket: `write_paused` while `send` would wait."""
 UNWANTED_BYTES: Final = 1024 * 1024
 """What is still read of a body after its request was answered. Reading none of it would have the kernel reset the
 connection, and many a client, still sending, would never see the answer that tells it why."""
@@ -72,6 +74,7 @@ class Connection(HttpToolsProtocol):
         self._in_head = False
         if len(self.pipeline) >= PIPELINED:
             raise InvalidRequestError("Too many requests at once on one connection.")
+        self.scope["extensions"] = {FLOW: self.flow}  # type: ignore[dict-item] # ours, and no dictionary
         super().on_headers_complete()
         if (cycle := self._newest()) is not None:
             self._cycles = [earlier for earlier in self._cycles if not earlier.response_complete]

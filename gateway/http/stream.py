@@ -12,6 +12,7 @@ import structlog
 from gateway import journey
 from gateway.context import Endpoint, Headers, House
 from gateway.http import problems
+from gateway.http.connection import FLOW
 from gateway.steps.accept import request_id
 from shared import telemetry
 from shared.errors import ClientGoneError, PayloadTooLargeError, RequestTimeoutError
@@ -31,6 +32,7 @@ class AsgiExchange:
         self._headers: dict[bytes, bytes] = dict(scope["headers"])
         self._receive = receive
         self._send = send
+        self._flow = (scope.get("extensions") or {}).get(FLOW)
         self._watch: asyncio.Task[None] | None = None
         self._served_by: asyncio.Task[Any] | None = None
         self.client = scope["client"][0] if scope.get("client") else ""
@@ -74,6 +76,21 @@ class AsgiExchange:
     async def send(self, data: bytes) -> None:
         """A piece of the body."""
         await self._send({"type": "http.response.body", "body": data, "more_body": True})
+
+    @property
+    def writable(self) -> bool:
+        """Nothing that was sent waits for the client; False under a server that does not tell."""
+        return self._flow is not None and not self._flow.write_paused
+
+    def send_now(self, data: bytes) -> None:
+        """A piece of the body; only while `writable`, when the server's `send` has nothing to wait for."""
+        sending = self._send({"type": "http.response.body", "body": data, "more_body": True})
+        try:
+            sending.send(None)
+        except StopIteration:
+            return
+        sending.close()
+        raise RuntimeError("the server's send waits although its socket takes more")
 
     async def finish(self, data: bytes = b"") -> None:
         """The last piece."""

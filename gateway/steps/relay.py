@@ -1,7 +1,7 @@
 """Step 6: from the inbox to the client, streamed or as one answer.
 
-Every piece that waits in the inbox goes out in one send, each event still its own `data:` line. While nothing comes,
-comments keep the connection alive.
+A piece that comes while the client's socket takes more goes straight through. What had to wait in the inbox goes out
+in one send, each event still its own `data:` line. While nothing comes, comments keep the connection alive.
 """
 
 import asyncio
@@ -12,7 +12,7 @@ from gateway.outcome import from_fail
 from gateway.services.inbox import Item
 from shared import telemetry
 from shared.errors import HttpError
-from shared.wire import End, Fail, Text, TokenLogprob, Usage
+from shared.wire import End, Event, Fail, Text, TokenLogprob, Usage
 
 _STREAM_HEADERS: Headers = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
@@ -55,49 +55,78 @@ async def _headers_due(house: House, exchange: Exchange, passage: Passage) -> No
 
 
 async def _events(house: House, exchange: Exchange, passage: Passage, events: Stream) -> None:
-    ask, inbox = passage.ask, passage.inbox
-    usages: dict[int, Usage] = {}
-    while len(usages) < ask.n:
+    inbox, writer = passage.inbox, _Writer(house, exchange, passage, events)
+    inbox.straight = writer.straight
+    while len(writer.usages) < passage.ask.n:
         items = await inbox.take()
-        if not items:
+        if items:
+            await writer.write(items)
+            house.streams.taken(inbox)
+        else:
             await exchange.send(events.comment(_waiting(house, passage)))
-            continue
-        out, tokens = bytearray(), 0
+    usage = events.usage(merge(list(writer.usages.values())))
+    await exchange.finish(bytes(writer.out) + usage + events.done())
+
+
+class _Writer:
+    """From events to the client's socket. `usages` has those of the choices that are complete, `out` what is unsent."""
+
+    def __init__(self, house: House, exchange: Exchange, passage: Passage, events: Stream) -> None:
+        self.usages: dict[int, Usage] = {}
+        self.out = bytearray()
+        self._tokens = 0
+        self._house = house
+        self._exchange = exchange
+        self._passage = passage
+        self._events = events
+
+    def straight(self, choice: int, batch: tuple[Event, ...]) -> bool:
+        """Text that comes while the socket takes more goes out in the bus's own turn; all else waits for the task."""
+        if type(batch[-1]) is not Text or not self._exchange.writable:
+            return False
+        self._encode(choice, batch)
+        if self.out:
+            self._exchange.send_now(bytes(self.out))
+        self._sent()
+        return True
+
+    async def write(self, items: list[Item]) -> None:
+        """All of it in one send, but for what ends the last choice: that stays in `out`. Raises what a Fail means."""
         for choice, batch in items:
-            for event in batch:
-                if isinstance(event, Text):
-                    tokens += len(event.ids)
-                    out += _text(passage, events, choice, event)
-                elif isinstance(event, End):
-                    usages[choice] = event.usage
-                    out += events.role(choice) + events.finish(choice, _finish(event))
-                elif isinstance(event, Fail):
-                    await _flush(exchange, out)
-                    house.usage.delivered(passage.bill, tokens)
-                    raise from_fail(event, ask)
-        if len(usages) < ask.n:
-            await _flush(exchange, out)
-            house.usage.delivered(passage.bill, tokens)
-        house.streams.taken(inbox)
-    await exchange.finish(bytes(out) + events.usage(merge(list(usages.values()))) + events.done())
+            self._encode(choice, batch)
+            if isinstance(failure := batch[-1], Fail):
+                await self._flush()
+                raise from_fail(failure, self._passage.ask)
+        if len(self.usages) < self._passage.ask.n:
+            await self._flush()
 
+    def _encode(self, choice: int, batch: tuple[Event, ...]) -> None:
+        for event in batch:
+            if type(event) is Text:
+                self._tokens += len(event.ids)
+                if event.text or event.logprobs is not None:
+                    if self._passage.first_token_at is None:
+                        _first_token(self._passage)
+                    self.out += self._events.role(choice)
+                    self.out += self._events.text(choice, event.text, event.logprobs)
+            elif type(event) is End:
+                self.usages[choice] = event.usage
+                self.out += self._events.role(choice) + self._events.finish(choice, _finish(event))
 
-def _text(passage: Passage, events: Stream, choice: int, event: Text) -> bytes:
-    if not event.text and event.logprobs is None:
-        return b""
-    if passage.first_token_at is None:
-        _first_token(passage)
-    return events.role(choice) + events.text(choice, event.text, event.logprobs)
+    async def _flush(self) -> None:
+        if self.out:
+            await self._exchange.send(bytes(self.out))
+        self._sent()
+
+    def _sent(self) -> None:
+        self._house.usage.delivered(self._passage.bill, self._tokens)
+        self.out.clear()
+        self._tokens = 0
 
 
 def _first_token(passage: Passage) -> None:
     passage.first_token_at = asyncio.get_running_loop().time()
     passage.relaying.event(telemetry.EVENT_FIRST_TOKEN)
-
-
-async def _flush(exchange: Exchange, out: bytearray) -> None:
-    if out:
-        await exchange.send(bytes(out))
 
 
 def _waiting(house: House, passage: Passage) -> str:
@@ -121,6 +150,14 @@ async def _collect(house: House, exchange: Exchange, passage: Passage) -> None:
     texts: list[list[str]] = [[] for _ in range(ask.n)]
     logprobs: list[list[TokenLogprob]] = [[] for _ in range(ask.n)]
     ends: dict[int, End] = {}
+
+    def straight(choice: int, batch: tuple[Event, ...]) -> bool:
+        if type(batch[-1]) is not Text:
+            return False
+        _gather(passage, [(choice, batch)], texts, logprobs, ends)
+        return True
+
+    inbox.straight = straight
     while len(ends) < ask.n:
         items = await inbox.take()
         house.streams.taken(inbox)

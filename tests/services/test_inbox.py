@@ -6,7 +6,7 @@ import pytest
 
 from gateway.services.inbox import Inbox
 from shared.errors import UpstreamError
-from shared.wire import Text
+from shared.wire import End, Event, Text, Usage
 
 
 def text(seq: int, content: str = "x") -> Text:
@@ -93,3 +93,46 @@ async def test_stuck_is_something_lying_there_and_nothing_moving() -> None:
     inbox.emptied()
     inbox.look(10.0)
     assert (inbox.stuck_since, inbox.quiet_since) == (10.0, 10.0)
+
+
+async def test_events_go_straight_only_while_the_reader_waits_and_nothing_lies_before_them() -> None:
+    inbox, straight = Inbox(10_000, now=0.0), []
+
+    def take(choice: int, events: tuple[Event, ...]) -> bool:
+        if type(events[-1]) is Text:
+            straight.append((choice, events))
+            return True
+        return False
+
+    inbox.straight = take
+    assert inbox.put(0, (text(0),)) > 0, "nobody waits yet: it lies here"
+    assert straight == []
+    assert len(await inbox.take()) == 1
+    inbox.emptied()
+    inbox.look(1.0)
+    reader = asyncio.create_task(inbox.take())
+    await asyncio.sleep(0)
+    assert inbox.put(1, (text(1),)) == 0
+    assert straight == [(1, (text(1),))]
+    assert not reader.done()
+    inbox.look(2.0)
+    assert inbox.quiet_since == 2.0, "what goes straight is a sign of life, too"
+    end = End(1, 2, "stop", Usage())
+    assert inbox.put(0, (end,)) > 0, "it was not taken"
+    assert inbox.put(0, (text(3),)) > 0, "it may not overtake what lies here"
+    assert await reader == [(0, (end,)), (0, (text(3),))]
+    assert len(straight) == 1
+
+
+async def test_what_goes_wrong_on_the_straight_way_reaches_the_reader_and_not_the_bus() -> None:
+    inbox = Inbox(10_000, now=0.0)
+
+    def broken(_choice: int, _events: tuple[Event, ...]) -> bool:
+        raise UpstreamError("broken")
+
+    inbox.straight = broken
+    reader = asyncio.create_task(inbox.take())
+    await asyncio.sleep(0)
+    assert inbox.put(0, (text(0),)) == 0
+    with pytest.raises(UpstreamError, match="broken"):
+        await reader
