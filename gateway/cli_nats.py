@@ -1,13 +1,11 @@
 """`evenflow nats`: the identities of a bus, for a NATS server of one's own and for the embedded one."""
 
-import os
 from pathlib import Path
 
 import click
 
-config_option = click.option(
-    "--config", metavar="FILE", help="Settings file [default: $EVENFLOW_CONFIG, else evenflow.toml here if it exists]."
-)
+from gateway.cli_common import config_option, load_settings
+
 dir_option = click.option(
     "--dir", "directory", metavar="DIR", help="Where the bus keeps its identities [default: nats.directory]."
 )
@@ -30,9 +28,8 @@ def init(config: str | None, directory: str, hosts: tuple[str, ...], port: int) 
     """
     from gateway.up import children, identities  # noqa: PLC0415
     from shared.identity import folder_name  # noqa: PLC0415
-    from shared.settings_load import load  # noqa: PLC0415
 
-    wanted = children.identities(load(config, os.environ).settings)
+    wanted = children.identities(load_settings(config).settings)
     home = Path(directory)
     folders = identities.init(home, wanted, hosts, port)
     click.echo(f"Start the server in {home}: nats-server -c server.conf; then: evenflow nats streams")
@@ -49,9 +46,8 @@ def streams(config: str | None) -> None:
     import asyncio  # noqa: PLC0415
 
     from gateway.up.provision import STREAM, make_streams  # noqa: PLC0415
-    from shared.settings_load import load  # noqa: PLC0415
 
-    asyncio.run(make_streams(load(config, os.environ).settings.nats))
+    asyncio.run(make_streams(load_settings(config).settings.nats))
     click.echo(f"{STREAM['name']} is there")
 
 
@@ -107,9 +103,8 @@ def list_(config: str | None, directory: str | None) -> None:
 def _home(config: str | None, directory: str | None) -> Path:
     if directory is not None:
         return Path(directory)
-    from shared.settings_load import load  # noqa: PLC0415
 
-    return Path(load(config, os.environ).settings.nats.directory)
+    return Path(load_settings(config).settings.nats.directory)
 
 
 def _handed_out(home: Path, folder: Path) -> None:
