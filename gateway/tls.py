@@ -1,7 +1,7 @@
 """TLS at the tenants' door: one context for the life of the process, its certificate replaced under it.
 
 A live connection keeps the session it has; the next handshake gets what was loaded last. A new pair of files is first
-tried in a context of its own, so that a broken one leaves the old one in place.
+tried in a context of its own, so that a broken one leaves the old one in place. Who speaks plain HTTP is told not to.
 """
 
 import asyncio
@@ -14,12 +14,16 @@ from pathlib import Path
 
 import structlog
 
-from shared.errors import SettingsError
+from gateway.http import problems
+from gateway.steps.accept import uuid7
+from shared.errors import InvalidRequestError, SettingsError
 from shared.settings import TlsSettings
 
 log = structlog.get_logger("tls")
 
 LOOK_S = 2.0
+_PLAIN_HTTP = frozenset({"HTTP_REQUEST", "HTTPS_PROXY_REQUEST"})
+"""What OpenSSL calls a first record that begins with `GET `, `HEAD `, `POST `, `PUT ` or `CONNE`."""
 
 
 def make_context(settings: TlsSettings) -> ssl.SSLContext:
@@ -27,7 +31,7 @@ def make_context(settings: TlsSettings) -> ssl.SSLContext:
 
     Raises SettingsError naming the key for files that are missing, unreadable or do not belong together.
     """
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context = _Context(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.set_alpn_protocols(["http/1.1"])
     with copied(settings) as pair:
@@ -39,6 +43,51 @@ def make_context(settings: TlsSettings) -> ssl.SSLContext:
             raise SettingsError(f"tls.client_ca: cannot use {settings.client_ca}: {error}") from error
         context.verify_mode = ssl.CERT_REQUIRED
     return context
+
+
+class _Handshake(ssl.SSLObject):
+    """Answers plain HTTP in plain HTTP, where OpenSSL by itself hangs up without a word."""
+
+    outgoing: ssl.MemoryBIO
+    told: ssl.SSLError | None = None
+
+    def do_handshake(self) -> None:
+        """As `ssl.SSLObject`."""
+        if self.told is not None:
+            raise self.told
+        try:
+            super().do_handshake()
+        except ssl.SSLError as error:
+            if error.reason not in _PLAIN_HTTP:
+                raise
+            self.told = error
+            self.outgoing.write(_use_https())
+            # Only a handshake that goes on has its outgoing bytes sent. What comes next ends it, or its timeout does.
+            raise ssl.SSLWantReadError from None
+
+
+class _Context(ssl.SSLContext):
+    sslobject_class = _Handshake
+
+    def wrap_bio(
+        self,
+        incoming: ssl.MemoryBIO,
+        outgoing: ssl.MemoryBIO,
+        server_side: bool = False,
+        server_hostname: str | bytes | None = None,
+        session: ssl.SSLSession | None = None,
+    ) -> ssl.SSLObject:
+        made = super().wrap_bio(incoming, outgoing, server_side, server_hostname, session)
+        if isinstance(made, _Handshake):
+            made.outgoing = outgoing
+        return made
+
+
+def _use_https() -> bytes:
+    error = InvalidRequestError("This port speaks TLS only: use https:// instead of http://.", code="https_required")
+    status, headers, body = problems.render(error, uuid7())
+    lines = [name + b": " + value + b"\r\n" for name, value in [*headers, (b"connection", b"close")]]
+    return b"".join([b"HTTP/1.1 %d Bad Request\r\n" % status, *lines, b"\r\n", body])
 
 
 class Pair:

@@ -1,11 +1,11 @@
-"""The certificate authority of one bus: it vouches for the NATS server and for every process that may connect.
+"""A certificate authority in a directory of its own. That of a bus vouches for its server and for all who may connect.
 
     authority/             0700
         ca.pem
-        key.pem            0600  whoever has it can make certificates for this bus
+        key.pem            0600  whoever has it can make certificates of this authority
 
-Certificates say "of this bus" and, for the server, under which names it is found. Who a client is, and what it may do,
-is said by its NKey alone: so a certificate needs no revocation list, removing the NKey shuts its owner out.
+Those of a bus say "of this bus" and, for the server, under which names it is found. Who a client is, and what it may
+do, is said by its NKey alone: so a certificate needs no revocation list, removing the NKey shuts its owner out.
 """
 
 import ipaddress
@@ -33,22 +33,47 @@ _BACKDATED = timedelta(hours=1)  # clocks of other machines may be behind
 class Authority:
     """Opened with `open_authority`."""
 
-    def __init__(self, certificate: x509.Certificate, key: ec.EllipticCurvePrivateKey, now: datetime) -> None:
+    def __init__(
+        self, directory: Path, certificate: x509.Certificate, key: ec.EllipticCurvePrivateKey, now: datetime
+    ) -> None:
+        self._directory = directory
         self._certificate = certificate
         self._key = key
         self._now = now
         self.pem = certificate.public_bytes(serialization.Encoding.PEM).decode()
 
-    def keep(self, certificate: Path, key: Path, name: str, hosts: Sequence[str] = ()) -> None:
+    def check(self) -> None:
+        """Make sure that clients can go by it.
+
+        Raises:
+            StartError: it has ended, or it is a certificate without the right to vouch for others.
+        """
+        if self._certificate.not_valid_after_utc <= self._now:
+            ended = f"{self._certificate.not_valid_after_utc:%Y-%m-%d}"
+            raise StartError(
+                f"the authority in {self._directory} ended on {ended}: remove that directory for a new one"
+            )
+        try:
+            constraints = self._certificate.extensions.get_extension_for_class(x509.BasicConstraints).value
+        except x509.ExtensionNotFound:
+            constraints = None
+        if constraints is None or not constraints.ca:
+            raise StartError(f"{self._directory / 'ca.pem'} is no certificate of an authority")
+
+    def keep(
+        self, certificate: Path, key: Path, name: str, hosts: Sequence[str] = (), *, days: int = LEAF_DAYS
+    ) -> bool:
         """Make the pair of files, unless they are there, ours, for these `hosts`, and good for `RENEW_DAYS` more.
 
-        With `hosts` (names or addresses) it is a server's certificate, without a client's.
+        With `hosts` (names or addresses) it is a server's certificate, without a client's. Returns whether it was made.
 
         Raises:
             StartError: a file cannot be read or written.
         """
-        if not self._good(certificate, key, hosts):
-            self._make(certificate, key, name, hosts)
+        if self._good(certificate, key, hosts):
+            return False
+        self._make(certificate, key, name, hosts, days)
+        return True
 
     def _good(self, certificate: Path, key: Path, hosts: Sequence[str]) -> bool:
         kept, secret = read_private(certificate), read_private(key)
@@ -66,11 +91,11 @@ class Authority:
             and found.not_valid_after_utc - self._now > timedelta(days=RENEW_DAYS)
         )
 
-    def _make(self, certificate: Path, key: Path, name: str, hosts: Sequence[str]) -> None:
+    def _make(self, certificate: Path, key: Path, name: str, hosts: Sequence[str], days: int) -> None:
         secret = ec.generate_private_key(ec.SECP256R1())
         purpose = ExtendedKeyUsageOID.SERVER_AUTH if hosts else ExtendedKeyUsageOID.CLIENT_AUTH
         builder = (
-            _builder(name, self._certificate.subject, secret.public_key(), self._now, LEAF_DAYS)
+            _builder(name, self._certificate.subject, secret.public_key(), self._now, days)
             .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
             .add_extension(x509.ExtendedKeyUsage([purpose]), critical=False)
             .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(self._key.public_key()), critical=False)
@@ -84,8 +109,8 @@ class Authority:
         write_private(certificate, made.public_bytes(serialization.Encoding.PEM).decode())
 
 
-def open_authority(directory: Path, now: datetime) -> Authority:
-    """Read the authority kept in `directory`; the first time, make it.
+def open_authority(directory: Path, now: datetime, name: str = "Evenflow bus authority") -> Authority:
+    """Read the authority kept in `directory`; the first time, make it under this `name`.
 
     Raises:
         StartError: its files cannot be read or written, or do not belong together.
@@ -103,20 +128,51 @@ def open_authority(directory: Path, now: datetime) -> Authority:
         if not isinstance(secret, ec.EllipticCurvePrivateKey):
             raise StartError(f"{key_file} holds no elliptic-curve key")
         made = (
-            _self_signed(secret, now) if certificate is None else x509.load_pem_x509_certificate(certificate.encode())
+            _self_signed(name, secret, now)
+            if certificate is None
+            else x509.load_pem_x509_certificate(certificate.encode())
         )
     except (ValueError, TypeError, UnsupportedAlgorithm) as error:
         raise StartError(f"{directory}: ca.pem and key.pem cannot be read as certificate and key") from error
     if _public(made) != _public(secret):
         raise StartError(f"{directory}: ca.pem and key.pem do not belong together")
-    authority = Authority(made, secret, now)
+    authority = Authority(directory, made, secret, now)
     if certificate is None:
         write_private(certificate_file, authority.pem)
     return authority
 
 
-def _self_signed(secret: ec.EllipticCurvePrivateKey, now: datetime) -> x509.Certificate:
-    name = "Evenflow bus authority"
+def names_of(certificate: Path) -> list[str]:
+    """Return the names and addresses that a certificate is for, names first.
+
+    Raises:
+        StartError: it cannot be read.
+    """
+    try:
+        names = _read(certificate).extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    except x509.ExtensionNotFound:
+        return []
+    addresses = map(str, names.get_values_for_type(x509.IPAddress))
+    return [*names.get_values_for_type(x509.DNSName), *addresses]
+
+
+def end_of(certificate: Path) -> datetime:
+    """Return when a certificate ends.
+
+    Raises:
+        StartError: it cannot be read.
+    """
+    return _read(certificate).not_valid_after_utc
+
+
+def _read(certificate: Path) -> x509.Certificate:
+    try:
+        return x509.load_pem_x509_certificate(certificate.read_bytes())
+    except (OSError, ValueError) as error:
+        raise StartError(f"{certificate} cannot be read as a certificate") from error
+
+
+def _self_signed(name: str, secret: ec.EllipticCurvePrivateKey, now: datetime) -> x509.Certificate:
     return (
         _builder(name, _named(name), secret.public_key(), now, CA_DAYS)
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)

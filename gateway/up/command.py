@@ -1,6 +1,7 @@
 """`evenflow up`: from an empty directory to a served answer, and from a signal to a clean end.
 
-    lock -> directories, ports -> NATS -> workers | demo key -> gateway -> ready -> one answer -> serve -> stop
+    lock -> directories, ports -> certificate -> NATS -> workers | demo key -> gateway -> ready -> one answer -> serve
+    -> stop
 
 Exit status: 0 after a signal, 2 when it could not start, 78 (EX_CONFIG) when a part said that its configuration can
 never work.
@@ -19,6 +20,7 @@ from msgspec.structs import replace
 
 from gateway.core.restarts import EX_CONFIG
 from gateway.up import children, nats_server
+from gateway.up.dev_certificates import keep_dev_certificates
 from gateway.up.files import check_port, check_space, exclusive, free_port, leave_nothing, private_directory
 from gateway.up.process import ChildSpec, end_leftovers
 from gateway.up.recipes import recipes
@@ -33,6 +35,7 @@ if TYPE_CHECKING:
 
 EX_START = 2
 _NATS_READY_S = 20.0
+_EVERYWHERE = ("", "0.0.0.0", "::")
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
@@ -40,6 +43,7 @@ class UpOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Flags of `evenflow up`; what its other flags say is in the settings already."""
 
     answer: bool = True
+    tls: bool = False
     state: Path = Path(".evenflow")
 
 
@@ -99,6 +103,7 @@ class _Up:
         self._terminal = terminal
         self._began = began
         self._stop = asyncio.Event()
+        self._authority = ""
         logs, self._records = (private_directory(options.state / name) for name in ("log", "run"))
         self._supervisor = Supervisor(logs=logs, records=self._records, report=terminal.line)
 
@@ -139,7 +144,7 @@ class _Up:
         check_space(state)
         for name in await end_leftovers(self._records):
             self._terminal.line(f"{name} of an earlier run was still there and has been ended")
-        settings = await self._bus(self._ports())
+        settings = await self._bus(self._tls(self._ports()))
         environment = to_environment(settings)
         for spec in self._parts.workers(settings, environment):
             self._supervisor.start(spec)
@@ -161,6 +166,21 @@ class _Up:
             else:
                 settings = replace(settings, **{section: replace(door, port=free_port(door.host))})
         return settings
+
+    def _tls(self, settings: Settings) -> Settings:
+        """With `--tls`: the development certificate, made or kept, unless the settings have one of the operator's."""
+        certificate, host = settings.tls.certificate, settings.gateway.host
+        if not self._options.tls:
+            return settings
+        if certificate:
+            self._terminal.line(f"--tls: {certificate} is set and served; no development certificate is made")
+            return settings
+        if settings.profile == "prod":
+            raise StartError("--tls makes a development certificate: in profile prod set tls.certificate and tls.key")
+        kept = keep_dev_certificates(self._options.state / "tls", [] if host in _EVERYWHERE else [host])
+        self._authority = str(kept.authority)
+        self._terminal.line(f"TLS for {', '.join(kept.names)}; clients trust {kept.authority}")
+        return replace(settings, tls=replace(settings.tls, certificate=str(kept.certificate), key=str(kept.key)))
 
     async def _bus(self, settings: Settings) -> Settings:
         """Start the embedded NATS unless the settings name a server; return settings that say where it is."""
@@ -187,7 +207,7 @@ class _Up:
         from gateway.up import door  # noqa: PLC0415 - httpx is slow to import: the children load meanwhile
 
         terminal = self._terminal
-        async with door.client(settings) as http:
+        async with door.client(settings, self._authority) as http:
             await door.wait_until_ready(http, settings.gateway.ready_path, terminal.wait)
             url = door.base_url(settings)
             terminal.line(f"ready on {url} ({time.monotonic() - self._began:.1f} s after the start)")
@@ -195,7 +215,8 @@ class _Up:
             if self._options.answer and model:
                 await self._answer(door.ask(http, key, model, terminal.piece), terminal)
         key_file = self._options.state / "demo.key"
-        terminal.line(recipes(url, key_file, model or "MODEL", settings.tls.certificate))
+        trust = {"certificate": settings.tls.certificate, "authority": self._authority}
+        terminal.line(recipes(url, key_file, model or "MODEL", **trust))
         terminal.line("serving until Ctrl-C")
 
     async def _answer(self, asking: "Awaitable[door.Measured]", terminal: Terminal) -> None:

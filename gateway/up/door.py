@@ -55,10 +55,15 @@ def base_url(settings: Settings) -> str:
     return f"{scheme}://{f'[{host}]' if ':' in host else host}:{settings.gateway.port}"
 
 
-def client(settings: Settings) -> httpx.AsyncClient:
-    """Return a client for our own door: no proxy of the environment, and only our own certificate is believed."""
+def client(settings: Settings, authority: str = "") -> httpx.AsyncClient:
+    """Return a client for our own door: no proxy of the environment, and only our own certificate is believed.
+
+    With the `authority` (PEM file) that vouches for it, it is checked as any client would; else it is pinned.
+    """
     trust: ssl.SSLContext | bool = True
-    if settings.tls.certificate:
+    if authority:
+        trust = ssl.create_default_context(cafile=authority)
+    elif settings.tls.certificate:
         trust = ssl.create_default_context(cafile=str(Path(settings.tls.certificate)))
         trust.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN  # what issued it need not be in the file
         trust.check_hostname = False  # the name in it is the public one; the certificate itself is pinned

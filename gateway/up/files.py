@@ -91,7 +91,7 @@ def read_private(path: Path) -> str | None:
     """Return the stripped text of `path`, `None` where it is missing or empty; others lose the right to read it.
 
     Raises:
-        StartError: it exists but cannot be read.
+        StartError: it exists but cannot be read, or is no text.
     """
     try:
         text = path.read_text(encoding="utf-8").strip()
@@ -101,6 +101,8 @@ def read_private(path: Path) -> str | None:
         return None
     except OSError as error:
         raise explain(error, str(path)) from error
+    except UnicodeDecodeError as error:
+        raise StartError(f"{path}: is no text file: it has been damaged or replaced") from error
     return text or None
 
 

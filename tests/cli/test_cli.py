@@ -126,7 +126,7 @@ def test_up_turns_its_flags_into_settings(monkeypatch):
     flags = "--engine null --null-mode pace --null-rate 9.5 --null-tokens 11 --workers 3 --port 0 --admin-port 12 --no-answer"
     run("up", *flags.split(), status=7)
     ((settings, given),) = seen
-    assert given == {"answer": False}
+    assert given == {"answer": False, "tls": False}
     assert [(w.name, w.engine, w.model, w.null_mode, w.null_rate, w.null_tokens) for w in settings.workers] == [
         (f"w{i}", "null", "null", "pace", 9.5, 11) for i in (1, 2, 3)
     ]

@@ -26,6 +26,8 @@ UP_S = 60.0
 class Stack:
     """One running `evenflow up`."""
 
+    flags: tuple[str, ...] = ("--no-answer",)
+
     def __init__(self, directory: Path, **settings: str) -> None:
         self.directory = directory
         self.port, self.admin_port = _free_ports(2)
@@ -52,7 +54,7 @@ class Stack:
         }
         with (self.directory / "up.out").open("wb") as out:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "gateway.cli", "up", "--no-answer"],
+                [sys.executable, "-m", "gateway.cli", "up", *self.flags],
                 cwd=self.directory,
                 env={**environ, "PYTHONPATH": str(ROOT)},
                 stdin=subprocess.DEVNULL,

@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 import trustme
 
-from gateway.up.recipes import names_of, recipes
+from gateway.up.authority import names_of
+from gateway.up.recipes import recipes
 from shared.errors import StartError
 
 
@@ -67,7 +68,7 @@ def door(tmp_path):
 def printed(port, certificate, tmp_path):
     (tmp_path / "demo.key").write_text("ef-k\n")
     url = f"http{'s' if certificate else ''}://127.0.0.1:{port}"
-    text = recipes(url, tmp_path / "demo.key", "m", certificate)
+    text = recipes(url, tmp_path / "demo.key", "m", certificate=certificate)
     _, shell, python = text.split(":\n\n")
     code = "\n".join(line[2:] for line in python.splitlines() if line.startswith("  "))
     return shell.partition("\nor from")[0], code, text
