@@ -21,6 +21,7 @@ from gateway.context import House
 from gateway.http.connection import Connection
 from gateway.lifespan import opened
 from gateway.tls import CertificateWatch, make_context
+from shared import heap
 from shared.errors import StartError, UnavailableError
 from shared.settings import Settings
 from shared.telemetry import configure_logs
@@ -33,6 +34,7 @@ _LAST_WORDS_S = 2.0
 def run(settings: Settings) -> None:
     """Serve until SIGTERM or SIGINT. Raises SettingsError, StartError, BusError or StoreError if it cannot begin."""
     configure_logs(settings.gateway.name, settings.telemetry.log_level, settings.telemetry.log_directory)
+    heap.settle()
     uvloop.run(serve(settings))
 
 

@@ -232,10 +232,10 @@ class Nack(msgspec.Struct, array_like=True, frozen=True, kw_only=True, tag="nack
     error_code: str = ""
 
 
-# ------------------------------ frames: the tokens
+# ------------------------------ frames: the tokens. They never form cycles: the collector need not look at them
 
 
-class Usage(_Body, frozen=True):
+class Usage(_Body, frozen=True, gc=False):
     """Tokens of one attempt. `completion` counts every token the model produced, the end-of-text token included.
 
     `accepted` of `proposed` draft tokens were right. `device_seconds` is the request's share of engine step time.
@@ -249,7 +249,7 @@ class Usage(_Body, frozen=True):
     device_seconds: float = 0.0
 
 
-class Timings(_Body, frozen=True):
+class Timings(_Body, frozen=True, gc=False):
     """Milliseconds that one attempt spent in the worker's queue, in prefill and in decode."""
 
     queue_ms: float = 0.0
@@ -257,7 +257,7 @@ class Timings(_Body, frozen=True):
     decode_ms: float = 0.0
 
 
-class TopLogprob(_Body, frozen=True):
+class TopLogprob(_Body, frozen=True, gc=False):
     """One alternative at one position: natural logarithm of its probability."""
 
     id: int
@@ -266,7 +266,7 @@ class TopLogprob(_Body, frozen=True):
     logprob: float
 
 
-class TokenLogprob(_Body, frozen=True):
+class TokenLogprob(_Body, frozen=True, gc=False):
     """The chosen token at one position, with the best alternatives."""
 
     id: int
@@ -276,7 +276,7 @@ class TokenLogprob(_Body, frozen=True):
     top: tuple[TopLogprob, ...] = ()
 
 
-class Text(msgspec.Struct, array_like=True, frozen=True, tag=0):
+class Text(msgspec.Struct, array_like=True, frozen=True, tag=0, gc=False):
     """A piece of answer: whole characters only, never part of a stop string. May be empty when ids alone are due."""
 
     sid: int
@@ -286,7 +286,7 @@ class Text(msgspec.Struct, array_like=True, frozen=True, tag=0):
     logprobs: tuple[TokenLogprob, ...] | None = None
 
 
-class Prefill(msgspec.Struct, array_like=True, frozen=True, tag=1):
+class Prefill(msgspec.Struct, array_like=True, frozen=True, tag=1, gc=False):
     """`done` of `total` prompt tokens are in the cache, `cached` of them without work."""
 
     sid: int
@@ -296,7 +296,7 @@ class Prefill(msgspec.Struct, array_like=True, frozen=True, tag=1):
     cached: int
 
 
-class End(msgspec.Struct, array_like=True, frozen=True, tag=2):
+class End(msgspec.Struct, array_like=True, frozen=True, tag=2, gc=False):
     """The attempt is over and went well (terminal)."""
 
     sid: int
@@ -306,7 +306,7 @@ class End(msgspec.Struct, array_like=True, frozen=True, tag=2):
     timings: Timings = Timings()
 
 
-class Fail(msgspec.Struct, array_like=True, frozen=True, tag=3):
+class Fail(msgspec.Struct, array_like=True, frozen=True, tag=3, gc=False):
     """The attempt is over and did not go well (terminal)."""
 
     sid: int
@@ -317,7 +317,7 @@ class Fail(msgspec.Struct, array_like=True, frozen=True, tag=3):
     usage: Usage = Usage()
 
 
-class Note(msgspec.Struct, array_like=True, frozen=True, tag=4):
+class Note(msgspec.Struct, array_like=True, frozen=True, tag=4, gc=False):
     """Outside the sequence (`seq` is -1): a resume was answered. `gone`: the worker knows no such stream."""
 
     sid: int
@@ -328,7 +328,7 @@ class Note(msgspec.Struct, array_like=True, frozen=True, tag=4):
 Event = Text | Prefill | End | Fail | Note
 
 
-class Frame(msgspec.Struct, array_like=True, frozen=True, kw_only=True, tag="frame"):
+class Frame(msgspec.Struct, array_like=True, frozen=True, kw_only=True, tag="frame", gc=False):
     """`g.<gid>.f.<wid>`: every event pending for one gateway when the worker's loop turns.
 
     `fseq` counts frames per (worker epoch, gateway epoch) from 1; `seq` counts events per stream from 0.

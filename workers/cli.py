@@ -57,12 +57,14 @@ def _run(settings: Settings, worker: WorkerSettings) -> None:
 
 
 async def _serve(settings: Settings, worker: WorkerSettings) -> None:
+    from shared import heap  # noqa: PLC0415
     from shared.bus import Bus  # noqa: PLC0415
     from shared.identity import find_identity  # noqa: PLC0415
     from shared.tracing import Tracing  # noqa: PLC0415
     from workers.compose import make_engine, spec_for  # noqa: PLC0415
     from workers.node import Node  # noqa: PLC0415
 
+    heap.settle()
     node_bus = Bus(worker.name, os.urandom(8).hex())
     tracing = Tracing.configured("evenflow-worker", worker.name, settings.telemetry)
     node = Node(worker, spec_for(worker), make_engine(worker), node_bus, tracing=tracing, end_within=_end_within)

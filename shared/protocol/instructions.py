@@ -49,7 +49,7 @@ class Unanswered(msgspec.Struct, frozen=True, gc=False):
     sid: int
 
 
-class Deliver(msgspec.Struct, frozen=True):
+class Deliver(msgspec.Struct, frozen=True, gc=False):
     """Gateway: the next events of one stream, without gap or duplicate. Nothing follows an End or Fail."""
 
     sid: int
