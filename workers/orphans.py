@@ -30,7 +30,7 @@ class Orphans:
 
     async def open(self) -> None:
         """Listen for confirmations."""
-        await self._bus.subscribe(f"{self._bus.inbox}.u.*", self._on_word)
+        await self._bus.listen(f"{self._bus.inbox}.u.*", self._on_word)
 
     async def run(self) -> None:
         """Repeat what was not confirmed, until cancelled."""
@@ -64,7 +64,7 @@ class Orphans:
         except BusError as error:
             log.warning("orphan_not_sent", error=str(error))
 
-    async def _on_word(self, delivery: Delivery) -> None:
+    def _on_word(self, delivery: Delivery) -> None:
         """A confirmation; anything else, and the next round tries again."""
         n = subjects.last(delivery.subject)
         if not delivery.status and n.isdecimal() and b'"error"' not in delivery.data:

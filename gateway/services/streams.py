@@ -80,9 +80,9 @@ class Streams:
 
     async def open(self) -> None:
         """Listen for frames and answers."""
-        await self._bus.subscribe(subjects.frames(self.gid, "*"), self._on_frame)
+        await self._bus.listen(subjects.frames(self.gid, "*"), self._on_frame)
         for what in ("j", "c"):
-            await self._bus.subscribe(f"{self._bus.inbox}.{what}.>", self._on_answer)
+            await self._bus.listen(f"{self._bus.inbox}.{what}.>", self._on_answer)
 
     async def run(self) -> None:
         """Drive the protocol and watch slow clients, until cancelled."""
@@ -190,14 +190,14 @@ class Streams:
 
     # ---------------------------------------------------------------------------------------------------- from the bus
 
-    async def _on_frame(self, delivery: Delivery) -> None:
+    def _on_frame(self, delivery: Delivery) -> None:
         frame = _FRAME.decode(delivery.data)
         try:
             self.end.frame(_now(), subjects.last(delivery.subject), frame, len(delivery.data))
         finally:  # what was good in a frame that is partly wrong has been used
             self._obey()
 
-    async def _on_answer(self, delivery: Delivery) -> None:
+    def _on_answer(self, delivery: Delivery) -> None:
         """Replies to jobs (`j.<wid>.<sid>`), and what comes back from nobody (`j.` and `c.<wid>`)."""
         kind, wid, *rest = delivery.subject[len(self._bus.inbox) + 1 :].split(".")
         now = _now()

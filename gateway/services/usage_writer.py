@@ -81,7 +81,7 @@ class UsageWriter:
 
     async def open(self) -> None:
         """Listen for confirmations."""
-        await self._bus.subscribe(f"{self._bus.inbox}.u.*", self._on_word)
+        await self._bus.listen(f"{self._bus.inbox}.u.*", self._on_word)
 
     async def run(self) -> None:
         """Send what waits, repeat what was not confirmed, check what runs; until cancelled."""
@@ -257,7 +257,7 @@ class UsageWriter:
         except BusError as error:
             log.warning("usage_not_sent", error=str(error))
 
-    async def _on_word(self, delivery: Delivery) -> None:
+    def _on_word(self, delivery: Delivery) -> None:
         """A confirmation, a refusal, or word that there is no such stream."""
         n = subjects.last(delivery.subject)
         self._moved.set()

@@ -47,10 +47,10 @@ async def test_a_reply_that_is_no_answer_of_ours_is_a_protocol_error(streams, bo
     attempt = streams.register("w1", job, size=10, choice=0, inbox=streams.inbox(lambda: None))
     subject = subjects.answer("_INBOX.g1.e1", "w1", attempt.sid)
     with pytest.raises(ProtocolError, match="w1 answered"):
-        await streams._on_answer(Delivery(subject, body, "", 0))
+        streams._on_answer(Delivery(subject, body, "", 0))
     assert not attempt.answer.done(), "the stream goes on as if nothing had come"
     good = wire.encode(wire.Accept(wep="wep", sid=attempt.sid, prompt_tokens=3))
-    await streams._on_answer(Delivery(subject, good, "", 0))
+    streams._on_answer(Delivery(subject, good, "", 0))
     assert attempt.answer.result().prompt_tokens == 3
 
 

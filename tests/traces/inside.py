@@ -61,6 +61,12 @@ class HubBus:
     async def subscribe(self, subject, handler):
         self.hub.subscriptions.append((subject, handler))
 
+    async def listen(self, subject, handler):
+        async def call(delivery):
+            handler(delivery)
+
+        await self.subscribe(subject, call)
+
     async def publish(self, subject, payload, *, reply="", headers=None):
         self.hub.queue.put_nowait((subject, payload, reply, headers))
 

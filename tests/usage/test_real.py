@@ -39,7 +39,6 @@ async def test_what_is_written_becomes_rows_and_stays_so_when_all_is_read_again(
 
 async def test_confirmations_that_are_lost_make_repetitions_and_no_second_row(tmp_path, table, monkeypatch):
     async with server(tmp_path) as one, books(one, table) as mine:
-        deaf = mine.writer._on_word
         monkeypatch.setattr(mine.writer.backlog, "confirmed", lambda _n: None)
         for n in range(20):
             mine.writer._queue("open", f"r{n}", opened(f"r{n}"))
@@ -50,7 +49,6 @@ async def test_confirmations_that_are_lost_make_repetitions_and_no_second_row(tm
             await mine.writer.look(mine.now)
         await mine.bus.barrier()
         await mine.keep()
-        assert deaf is not None
         assert (mine.keeper.position, mine.keeper.ledger.repeated) == (120, 80)
         rows = await mine.rows()
         assert len(rows) == 20

@@ -22,7 +22,7 @@ class StreamBus:
     def __init__(self):
         self.sent, self.handler, self.fail, self.log = [], None, False, []
 
-    async def subscribe(self, subject, handler):
+    async def listen(self, subject, handler):
         assert subject == "_INBOX.g1.e.u.*"
         self.handler = handler
 
@@ -33,7 +33,7 @@ class StreamBus:
         self.sent.append((reply, payload))
 
     async def word(self, reply, body=b'{"stream":"USAGE","seq":1}', status=0):
-        await self.handler(Delivery(reply, body, "", status))
+        self.handler(Delivery(reply, body, "", status))
 
     async def confirm(self):
         for reply, _ in self.sent:
