@@ -1,5 +1,6 @@
 """The null engine's own promises, besides the contract."""
 
+import asyncio
 import re
 import time
 
@@ -63,15 +64,12 @@ async def test_pace_stamps_every_chunk_with_the_clock_and_keeps_its_rhythm():
     events = await run(engine)
     stamps = [int(n) for n in re.fullmatch(r"(?:@(\d+)@ ){6}", text(events)) and re.findall(r"@(\d+)@ ", text(events))]
     assert stamps == sorted(stamps)
-    assert before + 4_000_000 < stamps[0]
-    # Due times are fixed at the start, so that a late chunk does not delay those after it.
-    assert all(stamp >= before + (n + 1) * 5_000_000 - 1_000_000 for n, stamp in enumerate(stamps))
+    # The first one comes at the next step; due times are fixed, so that a late chunk does not delay those after it.
+    assert all(stamp >= before + n * 5_000_000 - 1_000_000 for n, stamp in enumerate(stamps))
     assert stamps[-1] <= time.monotonic_ns()
 
 
 async def test_one_timer_serves_all_paced_streams():
-    import asyncio
-
     engine = await loaded(mode="pace", tokens=5, rate=500.0)
     answers = await asyncio.gather(*(run(engine, name=f"r{n}") for n in range(8)))
     assert all(answer[-1].usage.completion == 5 for answer in answers)
@@ -94,3 +92,23 @@ async def test_bytes_and_control_tokens():
     assert await tokenizer.encode("a<|eos|>é<|bos|>", special=True) == [97, 257, 0xC3, 0xA9, 256]
     assert await tokenizer.encode("<|eos|>", special=False) == list(b"<|eos|>")
     assert await tokenizer.decode((97, 257, 0xC3, 0xA9)) == "a<|eos|>é"
+
+
+async def test_paced_streams_share_their_steps_whenever_they_came():
+    engine, steps = await loaded(mode="pace", rate=100, tokens=20), []
+
+    async def follow(name):
+        request = EngineRequest(id=name, prompt=(1,), max_tokens=20)
+        async for event in engine.submit(request):
+            if isinstance(event, Delta):
+                steps.append(name)
+                if len(steps) == 3:
+                    others.append(asyncio.create_task(follow("late")))
+
+    others = []
+    await follow("early")
+    await others[0]
+    both = steps[steps.index("late") : len(steps) - steps[::-1].index("early")]
+    turns = [both[at] != both[at + 1] for at in range(len(both) - 1)]
+    assert len(both) > 10
+    assert all(turns), steps

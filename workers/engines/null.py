@@ -3,7 +3,8 @@
 Modes (`EngineSpec.options["mode"]`): `script` sends a fixed text as fast as the loop allows; `hash` makes token k a
 function of all tokens before it, the prompt included, so that a resumed run can be compared byte by byte; `pace` sends
 `@<CLOCK_MONOTONIC in ns>@ ` every 1000/`rate` ms, so that a reader on the same machine can measure the way. One token
-is one chunk. `tokens` is how long the answer would like to be. `paced` true gives script and hash that rhythm, too.
+is one chunk. `tokens` is how long the answer would like to be. `paced` true gives script and hash that rhythm, too. As
+in any engine that batches, all paced streams share their steps: a new one joins at the next.
 """
 
 import asyncio
@@ -219,7 +220,7 @@ class NullEngine:
                 yield Delta(text)
             source = self._source(request)
             plain = not (request.stop or request.stop_ids or made or self._paced)
-            origin, first = asyncio.get_running_loop().time(), made
+            origin, first = self._last_step(), made
             while made < total and ticket.interrupt is None and not output.stopped:
                 if self._paced:
                     if not await self._wheel.until(origin + (made - first + 1) / self._rate, ticket):
@@ -248,6 +249,10 @@ class NullEngine:
                 yield Finished("stop" if output.stopped else reason, usage, _timings(ticket))
         finally:
             desk.leave(ticket)
+
+    def _last_step(self) -> float:
+        """When the last step was, by the loop's clock; the next is 1/`rate` later."""
+        return asyncio.get_running_loop().time() // (1 / self._rate) / self._rate
 
     def _source(self, request: EngineRequest) -> Iterator[int]:
         done = request.resume.ids if request.resume is not None else ()
