@@ -1,4 +1,8 @@
-"""Reads the stream of usage records, in order, by number: no consumer that remembers, nothing to lose."""
+"""Reads the stream of usage records, in order, by number: no consumer that remembers, nothing to lose.
+
+An answer is many messages of core NATS, any of which may be lost on the way (a connection that breaks in the middle, a
+slow route). Each names the one before it, so that a hole is seen, and the question asked again.
+"""
 
 import asyncio
 from datetime import datetime
@@ -36,6 +40,7 @@ class UsageReader:
         self._bus = bus
         self._asked = 0
         self._got: list[Stored] = []
+        self._last = 0  # in this answer
         self._answer: asyncio.Future[None] | None = None
 
     async def open(self) -> None:
@@ -43,9 +48,12 @@ class UsageReader:
         await self._bus.subscribe(f"{self._bus.inbox}.l.*", self._on_message, stored=True)
 
     async def read(self, sequence: int, most: int = BATCH) -> list[Stored]:
-        """At most `most` messages from `sequence` on, in order; none if there are none. Raises BusError."""
+        """At most `most` messages from `sequence` on, in order; none if there are none. Raises BusError.
+
+        Numbers that are missing in between are missing in the stream: nothing of the answer was lost on its way.
+        """
         self._asked += 1
-        self._got = []
+        self._got, self._last = [], 0
         self._answer = asyncio.get_running_loop().create_future()
         question = {"seq": sequence, "batch": most, "next_by_subj": f"{subjects.PREFIX}.usage.>"}
         try:
@@ -63,16 +71,28 @@ class UsageReader:
     async def _on_message(self, delivery: Delivery) -> None:
         if self._answer is None or self._answer.done() or subjects.last(delivery.subject) != str(self._asked):
             return  # of a question that was given up
-        if delivery.status in (_END, _NOTHING):
+        headers = delivery.headers or {}
+        if delivery.status == _NOTHING:
             self._answer.set_result(None)
+        elif delivery.status == _END:
+            if self._follows(headers):
+                self._answer.set_result(None)
         elif delivery.status:
             what = "there is no such stream" if delivery.status == NO_RESPONDERS else f"status {delivery.status}"
             self._answer.set_exception(BusError(f"cannot read usage records: {what}"))
-        else:
-            self._got.append(self._stored(delivery))
+        elif int(headers["Nats-Sequence"]) > self._last and self._follows(headers):
+            self._got.append(self._stored(delivery, headers))
+            self._last = self._got[-1].sequence
 
-    def _stored(self, delivery: Delivery) -> Stored:
-        headers = delivery.headers or {}
+    def _follows(self, headers: dict[str, str]) -> bool:
+        """Whether this comes right after what we have; if not, the answer fails (ADR-31 of NATS, batched direct get)."""
+        if int(headers["Nats-Last-Sequence"]) == self._last:
+            return True
+        if self._answer is not None:
+            self._answer.set_exception(BusError("a part of the usage records was lost on its way"))
+        return False
+
+    def _stored(self, delivery: Delivery, headers: dict[str, str]) -> Stored:
         sequence, at_ns = int(headers["Nats-Sequence"]), _nanoseconds(headers["Nats-Time-Stamp"])
         subject = headers["Nats-Subject"]
         role: Role = "w" if subject.split(".")[_AUTHOR_PLACE] == "w" else "g"
