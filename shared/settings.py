@@ -143,7 +143,9 @@ class WorkerSettings(_Section, frozen=True):
     null_mode: Literal["script", "hash", "pace"] = "script"
     """Null engine: all tokens at once, tokens made from the whole prefix, or paced time stamps."""
     null_rate: Annotated[float, Meta(gt=0)] = 50.0
-    """Null engine in mode pace: tokens per second and stream."""
+    """Null engine, where it keeps a rhythm: tokens per second and stream."""
+    null_paced: bool = False
+    """Null engine: modes script and hash keep that rhythm, too; mode pace always does."""
     null_tokens: Positive = 100
     """Null engine: tokens per answer."""
 

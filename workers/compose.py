@@ -37,5 +37,10 @@ def spec_for(worker: WorkerSettings) -> EngineSpec:
         batch=worker.batch,
         prefix_cache=worker.prefix_cache,
         draft=DraftSpec(kind=draft.kind, length=draft.length, size=draft.size, path=draft.path),
-        options={"mode": worker.null_mode, "rate": worker.null_rate, "tokens": worker.null_tokens},
+        options={
+            "mode": worker.null_mode,
+            "rate": worker.null_rate,
+            "paced": worker.null_paced,
+            "tokens": worker.null_tokens,
+        },
     )
