@@ -62,18 +62,27 @@ def test_moves_of_a_life() -> None:
     assert life.to("ready")
 
 
+def stalls_after(life: Lifecycle, since: float, steps: int, *, busy: bool = True, most_s: float = 60.0) -> float | None:
+    """Observe twice a second from `since` on, the engine not moving; seconds until that is a stall."""
+    for n in range(int(most_s / 0.5) + 1):
+        if life.observe(since + n * 0.5, steps, busy):
+            return n * 0.5
+    return None
+
+
 def test_a_stall_is_work_without_progress_for_long_enough() -> None:
-    life = Lifecycle(stall_s=10.0)
-    assert not life.observe(0.0, 5, busy=True)
-    assert not life.observe(9.9, 5, busy=True)
-    assert life.observe(10.0, 5, busy=True)
+    assert stalls_after(Lifecycle(stall_s=10.0), 0.0, 5) == 10.0
 
 
 def test_idle_or_moving_engines_do_not_stall() -> None:
     life = Lifecycle(stall_s=10.0)
-    assert not life.observe(0.0, 5, busy=False)
-    assert not life.observe(60.0, 5, busy=False), "an idle engine has nothing to move for"
-    assert not life.observe(61.0, 5, busy=True)
-    assert not life.observe(70.0, 6, busy=True)
-    assert not life.observe(79.0, 6, busy=True)
-    assert life.observe(80.0, 6, busy=True)
+    assert stalls_after(life, 0.0, 5, busy=False) is None, "an idle engine has nothing to move for"
+    assert stalls_after(life, 60.5, 5, most_s=9.0) is None
+    assert stalls_after(life, 70.0, 6) == 10.0, "it moved once, and from there it counts anew"
+
+
+def test_a_process_that_stood_still_itself_does_not_blame_its_engine() -> None:
+    life = Lifecycle(stall_s=10.0)
+    assert stalls_after(life, 0.0, 5, most_s=5.0) is None
+    assert not life.observe(605.0, 5, busy=True), "ten minutes passed, in which nobody could have moved"
+    assert stalls_after(life, 605.5, 5) == 2.5, "5 s were seen, of the pause 2 s count, 0.5 s were seen since"

@@ -11,6 +11,8 @@ users report most. What counts is that work advances while there is work.
 from shared.wire import State
 
 STALL_S = 10.0
+LATE_S = 2.0
+"""Who observes more rarely than this has stood still itself: stopped, starved, or on a machine that slept."""
 
 _MOVES: dict[State, frozenset[State]] = {
     "starting": frozenset({"loading", "draining"}),
@@ -29,7 +31,8 @@ class Lifecycle:
         self.progress = 0.0
         self._stall_s = stall_s
         self._steps = -1
-        self._moved_at: float | None = None
+        self._still_s = 0.0
+        self._observed_at: float | None = None
 
     def to(self, state: State, reason: str = "") -> bool:
         """Move to `state`; False (and no change) if that is not a move from here."""
@@ -43,9 +46,15 @@ class Lifecycle:
         return True
 
     def observe(self, now: float, steps: int, busy: bool) -> bool:
-        """Feed the engine's step counter; True once it has stood still for `stall_s` seconds with work at hand."""
-        if not busy or steps != self._steps or self._moved_at is None:
+        """Feed the engine's step counter; True once it has stood still for `stall_s` seconds with work at hand.
+
+        Of the time since the last call at most `LATE_S` counts: while this process stood still, so did its engine.
+        """
+        since_s = 0.0 if self._observed_at is None else min(now - self._observed_at, LATE_S)
+        self._observed_at = now
+        if not busy or steps != self._steps:
             self._steps = steps
-            self._moved_at = now
+            self._still_s = 0.0
             return False
-        return now - self._moved_at >= self._stall_s
+        self._still_s += since_s
+        return self._still_s >= self._stall_s
