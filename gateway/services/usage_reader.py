@@ -85,7 +85,7 @@ class UsageReader:
             self._last = self._got[-1].sequence
 
     def _follows(self, headers: dict[str, str]) -> bool:
-        """Whether this comes right after what we have; if not, the answer fails (ADR-31 of NATS, batched direct get)."""
+        """Whether this comes right after what we have; if not, the answer fails (NATS ADR-31, batched get)."""
         if int(headers["Nats-Last-Sequence"]) == self._last:
             return True
         if self._answer is not None:
