@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from workers.engines.slots import SlotTable, common
+from workers.engines.slots import PrefixSlots, common
 
 
 def use(table, tenant, prompt, *, share=True):
@@ -14,7 +14,7 @@ def use(table, tenant, prompt, *, share=True):
 
 
 def test_a_tenant_comes_back_to_its_longest_prefix():
-    table = SlotTable(3)
+    table = PrefixSlots(3)
     assert use(table, "a", (1, 2, 3, 4)) == (0, False)
     assert use(table, "a", (9, 8, 7, 6)) == (1, False)
     assert use(table, "a", (1, 2, 3, 4, 5)) == (0, True)
@@ -22,26 +22,26 @@ def test_a_tenant_comes_back_to_its_longest_prefix():
 
 
 def test_a_short_common_beginning_does_not_push_a_conversation_out():
-    table = SlotTable(2)
+    table = PrefixSlots(2)
     use(table, "a", (1, 2, 3, 4, 5, 6))
     assert use(table, "a", (1, 7, 7, 7, 7, 7)) == (1, False)
 
 
 def test_another_tenant_gets_the_slot_cleared():
-    table = SlotTable(1)
+    table = PrefixSlots(1)
     use(table, "a", (1, 2, 3))
     assert use(table, "b", (1, 2, 3)) == (0, False)
     assert use(table, "a", (1, 2, 3)) == (0, False)
 
 
 def test_without_sharing_nothing_is_reused():
-    table = SlotTable(1)
+    table = PrefixSlots(1)
     use(table, "a", (1, 2, 3))
     assert use(table, "a", (1, 2, 3), share=False) == (0, False)
 
 
 def test_the_slot_used_longest_ago_is_overwritten():
-    table = SlotTable(2)
+    table = PrefixSlots(2)
     use(table, "a", (1,))
     use(table, "b", (2,))
     assert use(table, "c", (3,))[0] == 0
@@ -49,7 +49,7 @@ def test_the_slot_used_longest_ago_is_overwritten():
 
 
 def test_busy_slots_are_not_given_twice_and_late_memories_do_not_count():
-    table = SlotTable(1)
+    table = PrefixSlots(1)
     first = table.take("a", (1, 2))
     assert table.take("a", (1, 2)) is None
     first.release()
@@ -68,7 +68,7 @@ steps = st.lists(st.tuples(st.sampled_from("abc"), st.lists(st.integers(0, 2), m
 
 @given(steps=steps)
 def test_reuse_is_only_ever_granted_to_the_last_tenant(steps):
-    table, last = SlotTable(2), {}
+    table, last = PrefixSlots(2), {}
     for tenant, prompt in steps:
         index, reuse = use(table, tenant, prompt)
         assert reuse == (last.get(index) == tenant)

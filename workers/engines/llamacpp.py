@@ -31,7 +31,7 @@ from workers.engines.llamacpp_http import Address, Probability, call
 from workers.engines.llamacpp_run import Run
 from workers.engines.llamacpp_server import LlamaServer, runtime_version
 from workers.engines.meter import Meter
-from workers.engines.slots import Lease, SlotTable
+from workers.engines.slots import Lease, PrefixSlots
 from workers.engines.tickets import Desk, Ticket
 from workers.gguf import Vocabulary, read_metadata
 from workers.models import locate
@@ -66,7 +66,7 @@ class _Lane:
 
     def __init__(self, server: LlamaServer, slots: int) -> None:
         self.server = server
-        self._slots = SlotTable(slots)
+        self._slots = PrefixSlots(slots)
 
     def take(self, tenant: str, prompt: tuple[int, ...], *, share: bool) -> Lease:
         """A free slot: whoever has a seat at the engine's desk finds one."""

@@ -39,7 +39,7 @@ class Lease:
             self.slot.tokens = tokens
 
 
-class SlotTable:
+class PrefixSlots:
     """The slots of one server.
 
     A request goes where its own tenant left the longest common prefix, if that is at least half of the prompt; else to
