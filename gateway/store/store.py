@@ -14,40 +14,24 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import ColumnElement, and_, insert, select, update
+from sqlalchemy import insert, select, update
 from sqlalchemy.exc import IntegrityError, SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from gateway.core.keys import RANDOM_BYTES, display, fingerprint, new_key
 from gateway.store import schema
 from gateway.store.engine import new_engine, reading, writing
+from gateway.store.find import KEY, TENANT, one_key, one_tenant
 from gateway.store.migrate import migrate
 from gateway.store.pepper import read_pepper
 from gateway.store.rows import CredentialRow, KeyRow, Snapshot, TenantRow
-from shared.errors import ConflictError, InvalidRecordError, StoreError, UnknownRecordError
+from shared.errors import ConflictError, InvalidRecordError, StoreError
 from shared.settings import Settings
 from shared.settings_schema import mask_url
 
 NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,62}")
 PEPPER_CHECK = b"evenflow: is this the pepper that this store's keys were made with?"
 
-_TENANT = select(
-    schema.tenants.c.id,
-    schema.tenants.c.name,
-    schema.tenants.c.created_at,
-    schema.tenants.c.disabled_at,
-    schema.tenants.c.max_streams,
-)
-_KEY = select(
-    schema.keys.c.id,
-    schema.keys.c.tenant_id,
-    schema.tenants.c.name.label("tenant_name"),
-    schema.keys.c.name,
-    schema.keys.c.display,
-    schema.keys.c.created_at,
-    schema.keys.c.expires_at,
-    schema.keys.c.revoked_at,
-).join_from(schema.keys, schema.tenants)
 _CREDENTIAL = (
     select(
         schema.keys.c.hash,
@@ -131,10 +115,10 @@ class Store:
             UnknownRecordError: If there is no such tenant.
         """
         async with self._change() as connection:
-            row = await _one_tenant(connection, tenant)
+            row = await one_tenant(connection, tenant)
             at = (row.disabled_at or self._now_ms()) if disabled else None
             await connection.execute(update(schema.tenants).where(schema.tenants.c.id == row.id).values(disabled_at=at))
-            return await _one_tenant(connection, row.id)
+            return await one_tenant(connection, row.id)
 
     async def create_key(self, tenant: str, name: str, *, expires_at: int | None = None) -> tuple[KeyRow, str]:
         """Make a key for a tenant: its row, and the key itself, which is not kept and cannot be shown again.
@@ -150,7 +134,7 @@ class Store:
             raise InvalidRecordError("a key cannot expire before it is made")
         secret = new_key(secrets.token_bytes(RANDOM_BYTES))
         async with self._change(f"tenant {tenant} has a key named {name} already; revoke it first") as connection:
-            owner = await _one_tenant(connection, tenant)
+            owner = await one_tenant(connection, tenant)
             key = KeyRow(str(uuid.uuid4()), owner.id, owner.name, name, display(secret), now, expires_at, None)
             await connection.execute(
                 insert(schema.keys).values(
@@ -174,24 +158,24 @@ class Store:
             UnknownRecordError: If there is no such key, or more than one.
         """
         async with self._read() as connection:
-            row = await _one_key(connection, key, tenant)
+            row = await one_key(connection, key, tenant)
         if row.revoked_at is not None:
             return row
         live = (schema.keys.c.id == row.id) & schema.keys.c.revoked_at.is_(None)
         async with self._change() as connection:
             await connection.execute(update(schema.keys).where(live).values(revoked_at=self._now_ms()))
-            return await _one_key(connection, row.id, None)
+            return await one_key(connection, row.id, None)
 
     async def tenants(self) -> tuple[TenantRow, ...]:
         """All tenants, by name."""
         async with self._read() as connection:
-            rows = await connection.execute(_TENANT.order_by(schema.tenants.c.name))
+            rows = await connection.execute(TENANT.order_by(schema.tenants.c.name))
             return tuple(TenantRow(*row) for row in rows)
 
     async def tenant(self, tenant: str) -> TenantRow:
         """One tenant. Raises UnknownRecordError if there is no such tenant."""
         async with self._read() as connection:
-            return await _one_tenant(connection, tenant)
+            return await one_tenant(connection, tenant)
 
     async def keys(self, tenant: str | None = None) -> tuple[KeyRow, ...]:
         """All keys, or one tenant's, revoked ones included, by tenant and age.
@@ -199,10 +183,10 @@ class Store:
         Raises:
             UnknownRecordError: If there is no such tenant.
         """
-        query = _KEY.order_by(schema.tenants.c.name, schema.keys.c.created_at, schema.keys.c.id)
+        query = KEY.order_by(schema.tenants.c.name, schema.keys.c.created_at, schema.keys.c.id)
         async with self._read() as connection:
             if tenant is not None:
-                query = query.where(schema.keys.c.tenant_id == (await _one_tenant(connection, tenant)).id)
+                query = query.where(schema.keys.c.tenant_id == (await one_tenant(connection, tenant)).id)
             return tuple(KeyRow(*row) for row in await connection.execute(query))
 
     async def revision(self) -> int:
@@ -280,40 +264,3 @@ def _check_name(what: str, name: str) -> None:
         raise InvalidRecordError(
             f"{what} name {name!r} must be 1 to 63 of a-z, 0-9, - and _, and begin with a letter or digit"
         )
-
-
-async def _one_tenant(connection: AsyncConnection, tenant: str) -> TenantRow:
-    named = (schema.tenants.c.name == tenant) | (schema.tenants.c.id == tenant)
-    rows = [TenantRow(*row) for row in await connection.execute(_TENANT.where(named))]
-    # An id is a valid name: whoever names a tenant like another's id gets what the name says.
-    rows.sort(key=lambda row: row.name != tenant)
-    if not rows:
-        raise UnknownRecordError(f"there is no tenant {tenant!r}")
-    return rows[0]
-
-
-async def _owners(connection: AsyncConnection, key: str) -> list[str]:
-    """The tenants that have a key of this name: those of keys in force, if there are any. None for a key's id."""
-    if (await connection.execute(select(schema.keys.c.id).where(schema.keys.c.id == key))).first() is not None:
-        return []
-    rows = [KeyRow(*row) for row in await connection.execute(_KEY.where(schema.keys.c.name == key))]
-    live = [row for row in rows if row.revoked_at is None]
-    return sorted({row.tenant_name for row in live or rows})
-
-
-async def _one_key(connection: AsyncConnection, key: str, tenant: str | None) -> KeyRow:
-    which: ColumnElement[bool] = schema.keys.c.id == key
-    if tenant is None and (owners := await _owners(connection, key)):
-        if len(owners) > 1:
-            raise UnknownRecordError(
-                f"several tenants have a key {key!r} ({', '.join(owners)}): --tenant NAME says which, or give its id"
-            )
-        tenant = owners[0]
-    if tenant is not None:
-        owner = await _one_tenant(connection, tenant)
-        which = and_(schema.keys.c.tenant_id == owner.id, (schema.keys.c.name == key) | (schema.keys.c.id == key))
-    newest = schema.keys.c.revoked_at.is_(None).desc(), schema.keys.c.created_at.desc()
-    row = (await connection.execute(_KEY.where(which).order_by(*newest).limit(1))).first()
-    if row is None:
-        raise UnknownRecordError(f"there is no key {key!r}" + (f" of tenant {tenant}" if tenant else ""))
-    return KeyRow(*row)
