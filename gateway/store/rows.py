@@ -2,6 +2,8 @@
 
 import msgspec
 
+from gateway.core.charging import Totals
+
 
 class TenantRow(msgspec.Struct, frozen=True):
     """A tenant. `max_streams` bounds its open requests; `None` leaves the bound to the settings."""
@@ -45,8 +47,8 @@ class Snapshot(msgspec.Struct, frozen=True):
     credentials: tuple[CredentialRow, ...]
 
 
-class UsageRow(msgspec.Struct, frozen=True):
-    """What one request used: tokens, seconds of a device, milliseconds. `sequence` is its place in the stream."""
+class UsageRow(Totals, frozen=True):
+    """What one request used, and whose it was. `sequence` is its place in the stream."""
 
     id: str
     sequence: int
@@ -56,17 +58,6 @@ class UsageRow(msgspec.Struct, frozen=True):
     key_id: str
     model: str
     version: str
-    outcome: str
-    prompt: int
-    cached: int
-    charged: int
-    generated: int
-    accepted: int
-    proposed: int
-    device_seconds: float
-    queue_ms: float
-    prefill_ms: float
-    decode_ms: float
 
 
 class Progress(msgspec.Struct, frozen=True):
