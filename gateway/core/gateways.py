@@ -13,7 +13,9 @@ class _Life(msgspec.Struct):
 
     epochs: dict[str, float] = {}
     current: str = ""
+    before: str = ""
     since: float = 0.0
+    doubled_at: float = float("-inf")
 
 
 class Gateways:
@@ -31,10 +33,18 @@ class Gateways:
         """A heartbeat. True if it is the first of this process."""
         life = self._lives.setdefault(gid, _Life())
         new = life.current != gep
+        back = new and gep == life.before  # a process that was replaced does not come back
+        if back:
+            life.doubled_at = now
         if new:
-            life.current, life.since = gep, now
+            life.before, life.current, life.since = life.current, gep, now
         life.epochs[gep] = now
-        return new
+        return new and not back
+
+    def doubled(self, now: float, gid: str) -> bool:
+        """Two processes use that name, or did within the last 10 s."""
+        life = self._lives.get(gid)
+        return life is not None and now < life.doubled_at + SILENT_S
 
     def seen(self, now: float, gid: str, gep: str) -> None:
         """A record of that process was read, perhaps an old one: its silence counts from here, if nothing was heard."""

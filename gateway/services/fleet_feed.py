@@ -3,14 +3,13 @@
 import asyncio
 from collections.abc import Callable
 
-import msgspec
 import structlog
 
 from gateway.core.fleet import Fleet
+from gateway.services.peers import introduced
 from gateway.services.streams import Streams
 from shared import subjects, wire
 from shared.bus import Bus, Delivery
-from shared.errors import ProtocolError
 
 log = structlog.get_logger("fleet")
 
@@ -48,13 +47,7 @@ class FleetFeed:
                 self._changed()
 
     async def _on_announcement(self, delivery: Delivery) -> None:
-        wid = subjects.last(delivery.subject)
-        try:
-            ann: wire.Ann = _ANN.decode(delivery.data)
-        except msgspec.DecodeError as error:
-            raise ProtocolError(f"announcement of {wid}: {error}") from error
-        if ann.proto != wire.PROTO:
-            raise ProtocolError(f"{wid} speaks protocol {ann.proto}, this gateway {wire.PROTO}")
+        wid, ann = introduced(delivery, _ANN)
         now = asyncio.get_running_loop().time()
         known = self._fleet.workers.get(wid)
         new = known is None or known.ann.wep != ann.wep

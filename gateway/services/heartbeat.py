@@ -3,13 +3,13 @@
 import asyncio
 from collections.abc import Callable
 
-import msgspec
 import structlog
 
 from gateway.core.gateways import Gateways
+from gateway.services.peers import introduced
 from shared import subjects, wire
 from shared.bus import Bus, Delivery
-from shared.errors import BusError, ProtocolError
+from shared.errors import BusError
 
 log = structlog.get_logger("heartbeat")
 
@@ -27,6 +27,12 @@ class Heartbeat:
         self._bus = bus
         self._clock = clock
         self._n = 0
+
+    def concern(self) -> str:
+        """What an operator should know; empty while all is well."""
+        # A worker that hears the other one's heartbeat gives up all that it does for this one.
+        twice = self.gateways.doubled(self._clock(), self._gid)
+        return f"two gateways use the name {self._gid}: they end each other's streams" if twice else ""
 
     async def open(self) -> None:
         """Listen."""
@@ -54,14 +60,13 @@ class Heartbeat:
             log.warning("heartbeat_not_sent", error=str(error))
 
     async def _on_heartbeat(self, delivery: Delivery) -> None:
-        gid = subjects.last(delivery.subject)
-        try:
-            beat: wire.Ghb = _GHB.decode(delivery.data)
-        except msgspec.DecodeError as error:
-            raise ProtocolError(f"heartbeat of {gid}: {error}") from error
-        if beat.proto != wire.PROTO:
-            raise ProtocolError(f"{gid} speaks protocol {beat.proto}, this gateway {wire.PROTO}")
-        if self.gateways.heard(self._clock(), gid, beat.gep):
+        gid, beat = introduced(delivery, _GHB)
+        now = self._clock()
+        known = self.gateways.doubled(now, gid)
+        new = self.gateways.heard(now, gid, beat.gep)
+        if self.gateways.doubled(now, gid) and not known:
+            log.error("gateway_name_twice", gateway=gid, help="give each gateway a name of its own")
+        elif new:
             log.info("gateway_heard", gateway=gid, epoch=beat.gep, same_store=beat.store_id == self._store_id)
 
 

@@ -72,3 +72,26 @@ def test_old_epochs_are_forgotten_but_not_those_that_own_something():
     assert known.dead(100.0, "g2", "a")
     assert not known.dead(100.0, "g2", "b")
     assert known.dead(100.0, "g2", "c")
+
+
+def test_a_process_that_was_replaced_and_comes_back_makes_two_of_one_name():
+    known = gateways()
+    known.heard(1.0, "g2", "a")
+    assert known.heard(2.0, "g2", "b")
+    assert not known.doubled(2.0, "g2"), "a restart"
+    assert not known.heard(2.5, "g2", "a"), "it is not new"
+    assert known.doubled(2.5, "g2")
+    assert not known.doubled(2.5 + SILENT_S, "g2"), "one of them ended"
+    assert not known.doubled(2.5, "nobody")
+
+
+def test_two_of_one_name_are_both_alive():
+    """Else each would close the other's requests as lost."""
+    known = gateways()
+    known.seen(0.5, "g1", "twin")
+    for step in range(60):
+        known.heard(step / 2, "g1", "mine")
+        known.heard(step / 2 + 0.25, "g1", "twin")
+        assert known.doubled(step / 2 + 0.3, "g1") or step < 1
+        assert not known.dead(step / 2 + 0.3, "g1", "twin")
+        assert not known.dead(step / 2 + 0.3, "g1", "mine")
