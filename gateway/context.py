@@ -4,6 +4,7 @@ Below the steps, so that they need nothing from each other nor from the door.
 """
 
 import asyncio
+from collections.abc import Callable
 from typing import Literal, Protocol
 
 import msgspec
@@ -70,7 +71,7 @@ class Exchange(Protocol):
 
 
 class House(msgspec.Struct, frozen=True, eq=False):
-    """Everything that requests share."""
+    """Everything that requests share. `concerns` say what an operator should know though requests are served, or ""."""
 
     settings: Settings
     epoch: str
@@ -84,6 +85,7 @@ class House(msgspec.Struct, frozen=True, eq=False):
     tracing: Tracing
     usage: UsageWriter
     draining: asyncio.Event
+    concerns: list[Callable[[], str]] = []
 
 
 class Arrival(msgspec.Struct, frozen=True, kw_only=True):

@@ -53,10 +53,13 @@ async def opened(settings: Settings) -> AsyncIterator[House]:
         reader = UsageReader(bus)
         keeper = Keeper(settings.gateway.name, UsageTable(store), reader, house.usage, heart.gateways, time.monotonic)
         house.meters.watch_usage(house.usage, keeper)
+        watch = keyring.watch(store)
+        house.meters.watch_keys(watch)
+        house.concerns.extend((watch.concern, heart.concern))
         for part in (house.streams, house.usage, feed, heart, reader):
             await part.open()
         await bus.barrier()
-        async with keyring.watch(store), asyncio.TaskGroup() as group:
+        async with watch, asyncio.TaskGroup() as group:
             keeping = group.create_task(keeper.run(), name="ledger")
             owned = [
                 group.create_task(house.streams.run(), name="streams"),

@@ -57,6 +57,7 @@ DESCRIPTIONS = {
     "evenflow.worker.draft.proposed": "draft tokens proposed since its start",
     "evenflow.worker.draft.accepted": "draft tokens that were right",
     "evenflow.worker.tokens_per_step": "tokens of one decode step",
+    "evenflow.keyring.stale": "time since the store was read, once it does not answer; 0 while it does",
     "evenflow.telemetry.exported": "spans that the receiver took; only with a receiver",
     "evenflow.usage.open": "requests whose usage is not closed yet",
     "evenflow.usage.unconfirmed": "usage records that the stream has not confirmed",

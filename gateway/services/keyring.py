@@ -133,6 +133,17 @@ class KeyringWatch:
         overdue = self._clock() - self._fresh_at > STALE_AFTER * self._every_s
         return self._fresh_at if self._failures or overdue else None
 
+    @property
+    def stale_s(self) -> float:
+        """Seconds since the last good poll, once later ones failed or are overdue; 0 while all is well."""
+        since = self.stale_since
+        return 0.0 if since is None else self._clock() - since
+
+    def concern(self) -> str:
+        """What an operator should know; empty while all is well."""
+        stale = self.stale_s
+        return f"keys are as of {stale:.0f} s ago: the store does not answer since" if stale else ""
+
     def start(self) -> None:
         """Start polling."""
         self._fresh_at = self._clock()

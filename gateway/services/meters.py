@@ -21,6 +21,7 @@ from shared.telemetry import Metrics
 from shared.wire import End
 
 if TYPE_CHECKING:
+    from gateway.services.keyring import KeyringWatch
     from gateway.services.ledger import Keeper
     from gateway.services.usage_writer import UsageWriter
     from shared.otlp import SpanPipe
@@ -174,6 +175,10 @@ class Meters:
         count("evenflow.ledger.rows", lambda: keeper.written)
         count("evenflow.ledger.reconciled", lambda: keeper.reconciled)
         count("evenflow.ledger.lost", lambda: keeper.gaps)
+
+    def watch_keys(self, watch: "KeyringWatch") -> None:
+        """Register what tells whether the keys are those of the store."""
+        self._gauge("evenflow.keyring.stale", lambda _: [Observation(watch.stale_s)], "s")
 
     def watch_traces(self, pipe: "SpanPipe") -> None:
         """Register the counters of spans on their way out."""

@@ -180,12 +180,15 @@ async def test_while_the_store_is_away_keys_go_on_working_and_count_as_stale(key
             asleep = await sleeper.fall_asleep()
         assert keyring.check(KEY)
         assert watch.stale_since == NOW_S
+        assert watch.stale_s == 3.0
+        assert "3 s ago" in watch.concern()
         assert sleeper.slept == [0.5, 1.0, 2.0, 4.0, 4.0, 4.0, 4.0]
         assert [e["log_level"] for e in logs if e["event"] == "keyring.stale"] == ["warning"] * 6
         source.error = None
         asleep.set()
         await sleeper.fall_asleep()
         assert watch.stale_since is None
+        assert (watch.stale_s, watch.concern()) == (0.0, "")
         assert sleeper.slept[-1] == 0.5
 
 

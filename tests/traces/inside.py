@@ -162,7 +162,8 @@ async def inside(*engines, traced=True, sample_ratio=1.0):
     keyring.load(Snapshot("s", 1, (CredentialRow(fingerprint(PEPPER, KEY), "k1", "t1", "acme", 5, None),)))
     bus = HubBus(hub, "g1")
     house = _build(settings, "gep", bus, keyring, Meters(metrics), tracing=tracing("gateway"))
-    # The books are kept by nobody here; what they would tell is in the scrape all the same.
+    # Neither books nor keys are kept up to date by anybody here; what they would tell is in the scrape all the same.
+    house.meters.watch_keys(keyring.watch(None))
     house.meters.watch_usage(house.usage, Keeper("g1", None, None, house.usage, None, time.monotonic))
     feed = FleetFeed(bus, house.fleet, house.streams, house.turnstile.look)
     await house.streams.open()
