@@ -14,11 +14,10 @@ from types import TracebackType
 from typing import TYPE_CHECKING, ClassVar, Final, Literal, NamedTuple, Self
 
 from opentelemetry import trace as api
-from opentelemetry.context import Context
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import Event, ReadableSpan, SpanProcessor
 from opentelemetry.sdk.trace.id_generator import RandomIdGenerator
-from opentelemetry.sdk.trace.sampling import Decision, ParentBased, TraceIdRatioBased
+from opentelemetry.sdk.trace.sampling import Decision, TraceIdRatioBased
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.trace import Status, StatusCode
 
@@ -31,9 +30,10 @@ if TYPE_CHECKING:
 
 HEADER: Final = "traceparent"
 _TRACEPARENT = re.compile(r"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(-.*)?")
-_NOWHERE = Context()
 _SCOPE = InstrumentationScope("evenflow")
 _UNSET = Status(StatusCode.UNSET)
+_SAMPLED = api.TraceFlags(api.TraceFlags.SAMPLED)
+_NOT_SAMPLED = api.TraceFlags(api.TraceFlags.DEFAULT)
 _ids = RandomIdGenerator()
 MOST_EVENTS: Final = 32
 """Events of one span; later ones are left out."""
@@ -116,36 +116,46 @@ class _Recorder(NamedTuple):
     resource: Resource
 
 
-class _Recorded(Trace):
-    """A span that is written down.
+class _Recorded(Trace, ReadableSpan):
+    """A span that is written down, and handed to the processor as it is once it has ended.
 
     The SDK's own span guards everything by locks, copies and limits, for users that it does not know, and costs six
     times as much. Here one task at a time holds a span, and all that is put in is our own.
     """
 
-    __slots__ = ("_attributes", "_began", "_context", "_events", "_kind", "_name", "_parent", "_recorder", "_status")
-
     recording = True
+    _attributes: dict[str, Value]
+    _events: list[Event]
+    _context: api.SpanContext
 
     def __init__(
         self, recorder: _Recorder, name: str, kind: Kind, context: api.SpanContext, parent: api.SpanContext | None
     ) -> None:
-        super().__init__()
         self._recorder = recorder
-        self._name = name
-        self._kind = _KINDS[kind]
-        self._context = context
-        self._parent = parent
-        self._began = time.time_ns()
-        self._attributes: dict[str, Value] = {}
-        self._events: list[Event] = []
-        self._status = _UNSET
+        self._carried = None
+        ReadableSpan.__init__(
+            self,
+            name,
+            context,
+            parent,
+            recorder.resource,
+            {},
+            [],
+            kind=_KINDS[kind],
+            status=_UNSET,
+            start_time=time.time_ns(),
+            instrumentation_scope=_SCOPE,
+        )
 
     @property
-    def traceparent(self) -> str | None:
+    def traceparent(self) -> str:
         if self._carried is None:
             self._carried = _written(self._context)
         return self._carried
+
+    @property
+    def trace_id(self) -> str:
+        return f"{self._context.trace_id:032x}"
 
     def step(self, name: str, kind: Kind = "internal") -> Trace:
         above = self._context
@@ -177,22 +187,8 @@ class _Recorded(Trace):
         self._status = Status(StatusCode.ERROR, code)
 
     def end(self) -> None:
-        processor, resource = self._recorder
-        processor.on_end(
-            ReadableSpan(
-                self._name,
-                self._context,
-                self._parent,
-                resource,
-                self._attributes,
-                self._events,
-                kind=self._kind,
-                status=self._status,
-                start_time=self._began,
-                end_time=time.time_ns(),
-                instrumentation_scope=_SCOPE,
-            )
-        )
+        self._end_time = time.time_ns()
+        self._recorder.processor.on_end(self)
 
 
 class Tracing:
@@ -208,7 +204,7 @@ class Tracing:
     ) -> None:
         self.pipe: SpanPipe | None = None
         self._recorder: _Recorder | None = None
-        self._sampler = ParentBased(TraceIdRatioBased(sample_ratio))
+        self._sampler = TraceIdRatioBased(sample_ratio)
         if processor is not None:
             resource = Resource.create({"service.name": service, "service.instance.id": instance})
             self._recorder = _Recorder(processor, resource)
@@ -240,9 +236,11 @@ class Tracing:
         if self._recorder is None:
             return NO_TRACE if parent is None else Trace(traceparent)
         trace_id = _ids.generate_trace_id() if parent is None else parent.trace_id
-        above = None if parent is None else api.set_span_in_context(api.NonRecordingSpan(parent), _NOWHERE)
-        sampled = self._sampler.should_sample(above, trace_id, name).decision is Decision.RECORD_AND_SAMPLE
-        flags = api.TraceFlags(api.TraceFlags.SAMPLED if sampled else api.TraceFlags.DEFAULT)
+        if parent is None:
+            sampled = self._sampler.should_sample(None, trace_id, name).decision is Decision.RECORD_AND_SAMPLE
+        else:
+            sampled = parent.trace_flags.sampled
+        flags = _SAMPLED if sampled else _NOT_SAMPLED
         context = api.SpanContext(trace_id, _ids.generate_span_id(), is_remote=False, trace_flags=flags)
         return _Recorded(self._recorder, name, kind, context, parent) if sampled else Trace(_written(context))
 
@@ -252,11 +250,12 @@ def parse(traceparent: str) -> api.SpanContext | None:
     found = _TRACEPARENT.fullmatch(traceparent)
     if found is None:
         return None
-    version, trace_id, span_id, flags, more = found.groups()
-    if version == "ff" or (version == "00" and more) or not int(trace_id, 16) or not int(span_id, 16):
+    version, trace, span, flags, more = found.groups()
+    trace_id, span_id = int(trace, 16), int(span, 16)
+    if version == "ff" or (version == "00" and more) or not trace_id or not span_id:
         return None
-    sampled = api.TraceFlags(int(flags, 16))
-    return api.SpanContext(int(trace_id, 16), int(span_id, 16), is_remote=True, trace_flags=sampled)
+    sampled = _SAMPLED if int(flags, 16) & _SAMPLED else _NOT_SAMPLED
+    return api.SpanContext(trace_id, span_id, is_remote=True, trace_flags=sampled)
 
 
 def _written(span: api.SpanContext) -> str:

@@ -1,6 +1,6 @@
 """What traces cost: CPU per token of gateway and worker with every request traced, against none, in one run.
 
-    .venv/bin/python -m tests.bench.telemetry_cost [ROUNDS]
+    .venv/bin/python -m tests.bench.telemetry_cost [ROUNDS [paced|flood]]
 
 Two stacks stand side by side, one of them sending its traces to a receiver in a process of its own; rounds of the same
 load go to the one and the other in turn, so that both meet the same machine. The metrics of both are scraped meanwhile.
@@ -26,7 +26,7 @@ STREAMS = 16
 LAST_S = 6  # spans leave every 5 s
 TOKENS = 100
 PROCESSES = {"gateway": "gateway.cli gateway", "worker": "workers.cli"}
-LOADS = {"paced (50 tokens/s a stream)": "pace", "flood": "script"}
+LOADS = {"paced": "pace", "flood": "script"}
 
 
 def receive(pipe) -> None:
@@ -101,9 +101,10 @@ def compare(off: Stack, on: Stack, rounds: int, times: int) -> None:
     print(f"  spans exported by the gateway {seen['evenflow_telemetry_exported_total']:.0f}, lost {lost:.0f}")
 
 
-def main(rounds: int) -> None:
+def main(rounds: int, loads: list[str]) -> None:
     with receiver_process() as (url, got), tempfile.TemporaryDirectory() as where:
-        for name, mode in LOADS.items():
+        for name in loads:
+            mode = LOADS[name]
             times = 2 if mode == "pace" else 20
             common = {
                 "WORKERS__0__ENGINE": "null",
@@ -126,4 +127,4 @@ def main(rounds: int) -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]) if len(sys.argv) > 1 else 5)
+    main(int(sys.argv[1]) if len(sys.argv) > 1 else 5, sys.argv[2:] or list(LOADS))

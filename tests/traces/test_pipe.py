@@ -4,6 +4,8 @@ import threading
 
 import pytest
 import structlog
+from opentelemetry.exporter.otlp.proto.http import trace_exporter
+from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 
 from gateway.services.meters import Meters
@@ -134,6 +136,27 @@ def test_a_real_receiver_gets_the_spans_under_the_processs_name():
     assert span["attributes"] == {"evenflow.outcome": "ok"}
     assert (span["process"]["service.name"], span["process"]["service.instance.id"]) == ("evenflow-worker", "w7")
     assert pipe.exported == 1
+
+
+def test_the_sdks_encoder_is_not_what_writes(monkeypatch):
+    def never(_spans):
+        raise AssertionError("the slow way")
+
+    monkeypatch.setattr(trace_exporter, "encode_spans", never)
+    with receiving() as receiver:
+        pipe = span_pipe(receiver.url)
+        make(pipe, 3)
+        pipe.close()
+        assert len(receiver.spans()) == pipe.exported == 3
+
+
+def test_where_another_version_of_the_sdk_sends_by_other_means_it_also_writes(monkeypatch):
+    took, exporter = [], otlp._Exporter("http://127.0.0.1:9", timeout=0.1)
+    monkeypatch.setattr(OTLPSpanExporter, "export", lambda _self, spans: took.append(spans) or SpanExportResult.SUCCESS)
+    del exporter._client
+    spans = [object()]
+    assert exporter.export(spans) is SpanExportResult.SUCCESS
+    assert took == [spans]
 
 
 @pytest.mark.parametrize("mode", ["refuse", "hang"])
