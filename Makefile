@@ -30,8 +30,8 @@ test-fast: $(VENV)/.dev ## Run the tests that start no processes
 prove: $(VENV)/.dev ## Run the kills, soaks and outages at full count and length
 	@EVENFLOW_PROVE=1 $(BIN)/pytest --timeout=3600 $(wildcard $(foreach room,$(SLOW) protocol,tests/$(room))) $(ARGS)
 
-bench: $(VENV)/.dev ## Measure the gateway beside its floor, in one run (2 minutes, wants a quiet machine)
-	@$(BIN)/python infra/bench/run.py $(ARGS)
+bench: $(VENV)/.dev ## Measure the gateway beside others and its floor, in one run (6 minutes, wants a quiet machine)
+	@$(BIN)/python -m infra.bench.run $(ARGS)
 
 lint: $(VENV)/.dev ## Check style, types and who imports whom
 	$(BIN)/ruff check .

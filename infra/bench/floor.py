@@ -6,6 +6,7 @@
 
 import asyncio
 import hashlib
+import os
 import time
 from typing import Any
 
@@ -15,7 +16,7 @@ import uvloop
 from litestar import Litestar, Request, Response, post
 from litestar.response import Stream
 
-KEYS = {hashlib.sha256(b"none").digest(): "floor"}
+KEYS = {hashlib.sha256(os.environ.get("EVENFLOW_BENCH_KEY", "none").encode()).digest(): "floor"}
 CHUNK = (
     b'data: {"id":"chatcmpl-floor","object":"chat.completion.chunk","created":1700000000,"model":"floor",'
     b'"choices":[{"index":0,"delta":{"content":"%s"},"finish_reason":null}]}\n\n'
@@ -77,7 +78,7 @@ async def app(scope: Any, receive: Any, send: Any) -> None:
         pass
     await send(HEAD)
     loop = asyncio.get_running_loop()
-    due = loop.time()
+    due = loop.time() // PACE_S * PACE_S  # all streams share their steps, as those of an engine that batches do
     for chunk in CHUNKS:
         body = chunk
         if scope["path"].startswith("/paced"):

@@ -1,226 +1,275 @@
-"""Measure the gateway beside its floor, in one run, and print the table of budgets.
+"""Measure Evenflow beside its floor and other gateways, in one run, and print the tables of budgets.
 
-    python infra/bench/run.py [--seconds 5] [--json FILE]
+    make bench                                     # everything
+    make bench ARGS="--peers smg --rounds 1"       # less of it; `--peers none` for Evenflow and its floor alone
+    make bench ARGS="--publish"                    # keep the raw lines with the sources and put them into the document
 
-The gateway has one core to itself, the load, NATS and the null worker share the other. Compare figures of one run only:
-a busy machine moves them all. Where load and worker fill their core first, CPU per unit says what the gateway could do.
+Whatever is under measurement has core 0 to itself; load, NATS, workers and the fake upstream share core 1. All systems
+stand at the same time, and short rounds of the same load go to each in turn, so that a busy machine hurts all alike.
+Peers come from PyPI, each into an environment of its own below `.venv-bench`, which is made once. A peer that cannot be
+installed, started or loaded is a line of the table. The exit status is 1 if Evenflow or its floor made errors.
 """
 
 import argparse
 import contextlib
+import datetime as dt
 import json
 import os
+import platform
+import re
+import resource
+import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
 import time
-import urllib.request
-from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
-HERE = Path(__file__).parent
-ROOT = HERE.parents[1]
-GATEWAY_CORE, OTHER_CORE = "0", "1"
-READY_S = 60.0
+from infra.bench import systems
+from infra.bench.peers import BUILD, HERE, PEERS, ROOT, UnavailableError, last_line, plain
+from infra.bench.processes import OTHER_CORE, busy_seconds, cpu_seconds, family
+from infra.bench.table import FIRST_RATE, HELD, PACED, put_into, read, render
 
-
-class Stack:
-    """`evenflow up` with a null worker, in a directory of its own, its gateway alone on a core."""
-
-    def __init__(self, directory: Path, mode: str, slots: int) -> None:
-        self.directory = directory
-        self.port, admin = free_port(), free_port()
-        environment = {name: value for name, value in os.environ.items() if not name.startswith("EVENFLOW_")} | {
-            "PYTHONPATH": str(ROOT),
-            "EVENFLOW_GATEWAY__PORT": str(self.port),
-            "EVENFLOW_ADMIN__PORT": str(admin),
-            "EVENFLOW_WORKERS__0__ENGINE": "null",
-            "EVENFLOW_WORKERS__0__NULL_MODE": mode,
-            "EVENFLOW_WORKERS__0__SLOTS": str(slots),
-            "EVENFLOW_LIMITS__TENANT_STREAMS": "4096",
-            "EVENFLOW_LIMITS__QUEUE_PER_TENANT": "1024",
-        }
-        began = time.perf_counter()
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "gateway.cli", "up", "--no-answer"],
-            cwd=directory,
-            env=environment,
-            stdout=subprocess.DEVNULL,
-        )
-        wait_for(f"http://127.0.0.1:{self.port}/ready")
-        self.ready_s = time.perf_counter() - began
-        self.gateway = child(self.process.pid, "gateway.cli")
-        pin(self.gateway, GATEWAY_CORE)
-        for name in ("workers.cli", "nats-server"):
-            pin(child(self.process.pid, name), OTHER_CORE)
-
-    def load(self, mode: str, *options: str) -> dict[str, Any]:
-        key = (self.directory / ".evenflow" / "demo.key").read_text().strip()
-        return load(f"http://127.0.0.1:{self.port}/v1", self.gateway, mode, "--key", key, *options)
-
-    def stop(self) -> None:
-        self.process.send_signal(signal.SIGTERM)
-        self.process.wait(60)
+DOCUMENT = ROOT / "docs" / "benchmarks.md"
+RESULTS = HERE / "results"
+CHUNKS, PACED_S, HELD_PER_S = 100, 2.0, 5.0
+BUSY_AT_MOST = 0.5
+WORTH_S = 10.0  # of CPU, for one load of paced streams; what would need more says nothing that a smaller one does not
 
 
-@contextlib.contextmanager
-def stack(mode: str, slots: int) -> Iterator[Stack]:
-    with tempfile.TemporaryDirectory(prefix="evenflow-bench-") as directory:
-        made = Stack(Path(directory), mode, slots)
-        try:
-            yield made
-        finally:
-            made.stop()
+@dataclass(frozen=True)
+class Step:
+    """One load: the mode and words of `load.py`, the model it asks for, and the longest it may take."""
+
+    mode: str
+    kind: str
+    c: int
+    words: tuple[str, ...]
+    limit_s: float = 90.0
+    last_round: bool = False
 
 
-@contextlib.contextmanager
-def floor() -> Iterator[tuple[str, int]]:
-    """The address and process of the application without a gateway, on the gateway's core."""
-    port = free_port()
-    process = subprocess.Popen([sys.executable, str(HERE / "floor.py"), str(port)])
+def plan(seconds: float) -> list[Step]:
+    """The loads of one round, for every system in turn."""
+    expect = ("--expect", str(CHUNKS))
+    long = ("-d", str(2 * seconds))
+    paced = [Step("paced", "paced", c, ("-c", str(c), "--warm", "0", *expect)) for c in PACED]
+    return [
+        Step("sat", "flood", 32, ("-c", "32", "-d", str(seconds), "--max-tokens", "12")),
+        Step("rate", "flood", 0, ("--rate", "20", "--max-tokens", "12", *long)),
+        Step("stream", "flood", 16, ("-c", "16", "-d", str(seconds), *expect)),
+        Step("ttfc", "flood", 0, (*expect, *long)),
+        *paced,
+        Step(
+            "hold", "slow", HELD, ("-c", str(HELD), "-d", "30", "--warm", "0", "--max-tokens", "1000"), last_round=True
+        ),
+    ]
+
+
+class Bench:
+    """One run: the records so far, each written out at once."""
+
+    def __init__(self, out: TextIO, rounds: int, seconds: float) -> None:
+        self.out, self.rounds, self.steps = out, rounds, plan(seconds)
+        self.records: list[dict[str, Any]] = []
+        self.gone: dict[str, str] = {}
+        self.began = time.monotonic()
+
+    def record(self, made: dict[str, Any]) -> None:
+        self.records.append(made)
+        self.out.write(json.dumps(made, ensure_ascii=False) + "\n")
+        self.out.flush()
+
+    def say(self, text: str) -> None:
+        sys.stderr.write(f"{time.monotonic() - self.began:4.0f} s  {text}\n")
+        sys.stderr.flush()
+
+    def watched(self, running: list[systems.System], upstream: int) -> None:
+        """All rounds, and how much of the machine others took meanwhile."""
+        roots = {upstream, *(system.process.pid for system in running)}
+
+        def spent() -> dict[int | str, float]:
+            found: dict[int | str, float] = {"all": busy_seconds(), "loads": loads_s()}
+            for root in roots:
+                with contextlib.suppress(OSError):  # a peer that has ended: what it took counts as work of others
+                    found[root] = cpu_seconds(family(root))
+            return found
+
+        before, began = spent(), time.monotonic()
+        self.measure(running)
+        after, wall = spent(), time.monotonic() - began
+        took = {who: after[who] - before[who] for who in before.keys() & after.keys()}
+        others = took.pop("all") - sum(took.values())
+        percent = others / wall / (os.cpu_count() or 1) * 100
+        self.record({"mode": "end", "wall_s": round(wall, 1), "others_percent": round(min(100, max(0, percent)), 1)})
+
+    def measure(self, running: list[systems.System]) -> None:
+        for number in range(1, self.rounds + 1):
+            turn = running[number % len(running) :] + running[: number % len(running)]  # nobody is always first
+            for step in self.steps:
+                if step.last_round and number < self.rounds:
+                    continue
+                for system in turn:
+                    if step.mode in system.modes and system.name not in self.gone:
+                        self.one(system, step, number)
+
+    def one(self, system: systems.System, step: Step, number: int) -> None:
+        head = {"system": system.name, "mode": step.mode, "c": step.c, "round": number}
+        if need := self.too_much(system, step):
+            self.record({**head, "errors": {need: 1}})
+            return
+        if (rate := self.bearable(system, step)) is not None:
+            head["rate"] = rate
+        made = {**head, **load(system, step, rate)}
+        self.record(made)
+        figures = {name: made[name] for name in ("per_s", "cpu_us", "p50_ms", "p99_ms", "rss_mb") if made.get(name)}
+        self.say(f"round {number}  {step.mode:6} {step.c or '':4} {system.name:9} {made['errors'] or figures}")
+        status = system.process.poll()
+        if status is not None or "TimeoutError" in made["errors"]:
+            self.gone[system.name] = f"ended with status {status}" if status is not None else "does not answer"
+            self.say(f"{system.name} {self.gone[system.name]}: no more loads for it")
+            self.record({**head, "mode": "gone", "errors": {self.gone[system.name]: 1}})
+
+    def cost_us(self, system: systems.System, mode: str) -> float | None:
+        """CPU per chunk in the last such load of this system."""
+        found = [
+            record["cpu_us"]
+            for record in self.records
+            if (record.get("system"), record["mode"]) == (system.name, mode) and record.get("cpu_us")
+        ]
+        return found[-1] if found else None
+
+    def too_much(self, system: systems.System, step: Step) -> str:
+        """Why a peer is not asked for so many streams at once, if that would only measure how far it falls behind."""
+        cost = self.cost_us(system, "paced")
+        if not system.peer or step.mode not in {"paced", "hold"} or cost is None:
+            return ""
+        chunks = step.c * (CHUNKS if step.mode == "paced" else HELD_PER_S * PACED_S)
+        need = chunks * cost / 1e6
+        return f"not asked: {need:.0f} s of CPU for {PACED_S:g} s of streams" if need > WORTH_S else ""
+
+    def bearable(self, system: systems.System, step: Step) -> float | None:
+        """Streams a second for time to first chunk: fewer for a peer that would only queue."""
+        if step.mode != "ttfc":
+            return None
+        cost = self.cost_us(system, "stream")
+        if not system.peer or cost is None:
+            return FIRST_RATE
+        return min(FIRST_RATE, max(1.0, BUSY_AT_MOST * 1e6 / (cost * CHUNKS) // 1))
+
+    def faults(self) -> list[str]:
+        """Errors of what is ours."""
+        return [
+            f"{record['system']} {record['mode']}: {record['errors']}"
+            for record in self.records
+            if record.get("errors") and record.get("system") in {"evenflow", "litestar", "bare"}
+        ]
+
+
+def loads_s() -> float:
+    """CPU of this process and of the loads that have ended."""
+    own, ended = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    return own.ru_utime + own.ru_stime + ended.ru_utime + ended.ru_stime
+
+
+def load(system: systems.System, step: Step, rate: float | None) -> dict[str, Any]:
+    """One run of `load.py` on the other core; whatever went wrong stands in its `errors`."""
+    command = ["taskset", "-c", OTHER_CORE, sys.executable, "-m", "infra.bench.load", step.mode, *step.words]
+    command += ["--url", system.urls[step.kind], "--model", step.kind, "--pid", str(system.pid)]
+    command += [] if rate is None else ["--rate", str(rate)]
+    environment = {**os.environ, "EVENFLOW_BENCH_KEY": system.key}
     try:
-        wait_for(f"http://127.0.0.1:{port}/lite/none", any_answer=True)
-        pin(process.pid, GATEWAY_CORE)
-        yield f"http://127.0.0.1:{port}", process.pid
-    finally:
-        process.terminate()
-        process.wait(10)
-
-
-def load(url: str, pid: int, mode: str, *options: str) -> dict[str, Any]:
-    """One run of `load.py` on the other core; its JSON line, with any errors made fatal."""
-    command = [
-        "taskset",
-        "-c",
-        OTHER_CORE,
-        sys.executable,
-        str(HERE / "load.py"),
-        mode,
-        "--url",
-        url,
-        "--pid",
-        str(pid),
-    ]
-    done = subprocess.run([*command, *options], capture_output=True, text=True, timeout=180, check=False)
+        done = subprocess.run(
+            command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=step.limit_s, check=False
+        )
+    except subprocess.TimeoutExpired:
+        return {"errors": {"TimeoutError": 1}}
     if not done.stdout:
-        raise SystemExit(f"{' '.join(command)}: {done.stderr}")
-    result: dict[str, Any] = json.loads(done.stdout)
-    sys.stderr.write(done.stdout)
-    if result["errors"]:
-        raise SystemExit(f"{mode} at {url}: {result['errors']}")
-    return result
+        return {"errors": {plain(f"the load failed: {last_line(done.stderr)}"): 1}}
+    made: dict[str, Any] = json.loads(done.stdout)
+    return made
 
 
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as held:
-        return int(held.getsockname()[1])
+def meta(options: argparse.Namespace, upstream: str) -> dict[str, Any]:
+    """What the figures were measured with; nothing that tells one machine from another of its kind."""
+    found = re.search(r"^model name\s*: (.*)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
+    return {
+        "mode": "meta",
+        "date": dt.datetime.now(tz=dt.UTC).date().isoformat(),
+        "cores": os.cpu_count(),
+        "cpu": plain(found[1]) if found else platform.machine(),
+        "python": platform.python_version(),
+        "rounds": options.rounds,
+        "seconds": options.seconds,
+        "upstream": upstream,
+    }
 
 
-def wait_for(url: str, *, any_answer: bool = False) -> None:
-    until = time.monotonic() + READY_S
-    while time.monotonic() < until:
+def run(options: argparse.Namespace, out: TextIO, directory: Path) -> Bench:
+    bench = Bench(out, options.rounds, options.seconds)
+    with contextlib.ExitStack() as stack:
+        behind, kind, upstream = stack.enter_context(systems.upstream(directory))
+        bench.record(meta(options, kind))
+        bench.say(f"the upstream of peers is up ({kind}); a cold start of Evenflow")
         try:
-            with urllib.request.urlopen(url, timeout=2):
-                return
-        except urllib.error.HTTPError:
-            if any_answer:
-                return
-        except OSError:
-            pass
-        time.sleep(0.02)
-    raise SystemExit(f"{url} did not answer within {READY_S} s")
+            bench.record(systems.cold_start(directory))
+        except UnavailableError as reason:
+            bench.record({"system": "evenflow", "mode": "cold", "errors": {str(reason): 1}})
+        running = [stack.enter_context(systems.evenflow(directory))]
+        for name in options.peers:
+            bench.say(f"{name} starts")
+            try:
+                made = systems.gateway_of_others(PEERS[name], directory, behind, bench.say)
+                running.append(stack.enter_context(made))
+            except UnavailableError as reason:
+                bench.say(f"{name}: {reason}")
+                title = PEERS[name].title.format(version=PEERS[name].version)
+                bench.record({"system": name, "mode": "start", "title": title, "errors": {str(reason): 1}})
+        running += stack.enter_context(systems.floors(directory))
+        for system in running:
+            bench.record(system.started())
+        bench.say(f"{', '.join(system.name for system in running)} are up; {options.rounds} rounds")
+        bench.watched(running, upstream)
+    return bench
 
 
-def child(parent: int, name: str) -> int:
-    """The child process of `parent` whose command line holds `name`."""
-    for entry in Path("/proc").iterdir():
-        with contextlib.suppress(OSError):
-            named = entry.name.isdigit() and name in (entry / "cmdline").read_text().replace("\0", " ")
-            if named and int((entry / "stat").read_text().rsplit(")", 1)[1].split()[1]) == parent:
-                return int(entry.name)
-    raise SystemExit(f"{name} is not running")
+def peers(text: str) -> list[str]:
+    names = [] if text in {"", "none"} else text.split(",")
+    if unknown := [name for name in names if name not in PEERS]:
+        raise argparse.ArgumentTypeError(f"no such peer: {', '.join(unknown)}; there are {', '.join(PEERS)}")
+    return names
 
 
-def pin(pid: int, core: str) -> None:
-    subprocess.run(["taskset", "-apc", core, str(pid)], check=True, stdout=subprocess.DEVNULL)
-
-
-def measure(seconds: float) -> list[tuple[str, str, str, str]]:
-    """Rows: what, measured, its floor or ratio in the same run, reach / aim."""
-    short = ["--max-tokens", "12", "-d", str(seconds)]
-    flood = ["-c", "16", "--expect", "100", "-d", str(seconds)]
-    rows = []
-    with floor() as (address, pid):
-        lite = f"{address}/lite/v1"
-        low = load(lite, pid, "rate", "--rate", "20", "--label", "floor", *short)
-        low_first = load(lite, pid, "ttfc", "--rate", "10", "--label", "floor", "-d", str(seconds))
-        low_flood = load(lite, pid, "stream", "--label", "floor", *flood)
-        low_sat = load(lite, pid, "sat", "-c", "32", "--label", "floor", *short)
-        paced = {
-            c: load(f"{address}/paced/v1", pid, "paced", "-c", str(c), "--warm", "1", "--label", "floor")
-            for c in (16, 128, 500)
-        }
-    with stack("script", 64) as made:
-        idle, cold = memory_mb(made.gateway), made.ready_s
-        sat = made.load("sat", "-c", "32", *short)
-        rate = made.load("rate", "--rate", "20", *short)
-        first = made.load("ttfc", "--rate", "10", "-d", str(seconds))
-        chunks = made.load("stream", *flood)
-    rows += [
-        (
-            "whole answers/s per core",
-            f"{sat['per_s']:.0f} ({1e6 / sat['cpu_us']:.0f} by CPU)",
-            f"floor {low_sat['per_s']:.0f}",
-            "1,500 / 3,000",
-        ),
-        (
-            "added latency at 20/s, p50 / p99 ms",
-            f"{rate['p50_ms'] - low['p50_ms']:.2f} / {rate['p99_ms'] - low['p99_ms']:.2f}",
-            f"floor {low['p50_ms']} / {low['p99_ms']}",
-            "2.5, 6 / 1.5, 3",
-        ),
-        (
-            "time to first chunk, p50 / p99 ms",
-            f"{first['p50_ms']} / {first['p99_ms']}",
-            f"floor {low_first['p50_ms']} / {low_first['p99_ms']}",
-            "3, 6 / 2, 4",
-        ),
-        (
-            "chunks/s per core, 16 streams",
-            f"{chunks['per_s']:.0f} ({1e6 / chunks['cpu_us']:.0f} by CPU)",
-            f"floor {low_flood['per_s']:.0f}",
-            "70,000 / 150,000",
-        ),
-        ("resident memory idle, MB", f"{idle:.0f}", "", "120 / 90"),
-        ("cold `evenflow up` (null engine), s", f"{cold:.1f}", "", "6 / 3"),
-    ]
-    with stack("pace", 1100) as made:
-        for c in (16, 128, 500):
-            run = made.load("paced", "-c", str(c), "--warm", "1", "--expect", "100")
-            ratio = f"{run['cpu_us'] / paced[c]['cpu_us']:.2f}x of {paced[c]['cpu_us']}"
-            seen = f"{ratio}; delay p50 / p99 {run['delay_p50_ms']} / {run['delay_p99_ms']} ms"
-            rows.append((f"CPU µs per token, {c} paced streams", f"{run['cpu_us']}", seen, "1.5x / 1.2x"))
-        held = made.load("hold", "-c", "1000", "-d", "1.5", "--warm", "0")
-        rows.append(("resident memory, 1,000 open streams, MB", f"{held['rss_mb']:.0f}", "", "250 / 160"))
-    return rows
-
-
-def memory_mb(pid: int) -> float:
-    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 1e6
-
-
-def main() -> None:
+def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seconds", type=float, default=5.0)
+    parser.add_argument("--peers", type=peers, default=list(PEERS), help=f"of {','.join(PEERS)}, or none")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--seconds", type=float, default=2.0, help="of one flood; latencies take twice as long")
+    parser.add_argument("--publish", action="store_true", help="write infra/bench/results/DATE.jsonl and the document")
     options = parser.parse_args()
-    rows = measure(options.seconds)
-    print("| what | measured | in the same run | reach / aim |\n|---|---|---|---|")
-    for row in rows:
-        print("| " + " | ".join(row) + " |")
+    if len(os.sched_getaffinity(0)) < 2 or shutil.which("taskset") is None:
+        raise SystemExit("bench: needs two cores, and taskset (of util-linux) to give the gateway one of them")
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    now = dt.datetime.now(tz=dt.UTC)
+    file = RESULTS / f"{now:%Y-%m-%d}.jsonl" if options.publish else BUILD / f"{now:%Y-%m-%dT%H-%M-%S}.jsonl"
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="evenflow-bench-") as directory, file.open("w", encoding="utf-8") as out:
+        try:
+            bench = run(options, out, Path(directory))
+        except UnavailableError as reason:
+            raise SystemExit(f"bench: {reason}") from None
+    tables = render(read(file))
+    print(tables)
+    print(f"raw lines: {file.relative_to(ROOT)}")
+    if options.publish:
+        DOCUMENT.write_text(put_into(DOCUMENT.read_text(encoding="utf-8"), file.name, tables), encoding="utf-8")
+    for fault in bench.faults():
+        sys.stderr.write(f"bench: {fault}\n")
+    return 1 if bench.faults() else 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())
