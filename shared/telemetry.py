@@ -5,6 +5,7 @@ kept as our own constants so that a change there is a change here. Neither promp
 ever logged; labels are bounded: models that exist, outcomes from a fixed list, never anything a client made up.
 """
 
+import json
 import logging
 import sys
 import traceback
@@ -12,14 +13,15 @@ from collections.abc import Iterator, MutableMapping
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import structlog
 from opentelemetry.exporter.prometheus import PrometheusMetricReader
 from opentelemetry.sdk.metrics import MeterProvider
-from opentelemetry.sdk.metrics.view import ExplicitBucketHistogramAggregation, View
 from opentelemetry.sdk.resources import Resource
 from prometheus_client import CollectorRegistry, generate_latest
 
 from shared.errors import EvenflowError
+from shared.histogram import Histogram
 from shared.outlet import Outlet
 
 MODEL = "gen_ai.request.model"
@@ -89,9 +91,10 @@ RESUMED_TOKENS = "evenflow.resumed.tokens"
 
 PROVIDER_NAME = "evenflow"
 
-_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
+SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
 _MOST_FRAMES = 20
 _EOF_REMARK = "returning true from eof_received() has no effect when using ssl"
+_encode = msgspec.json.Encoder(enc_hook=repr).encode
 _LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
 
 
@@ -119,7 +122,7 @@ def configure_logs(service: str, level: str = "info", directory: str = "") -> No
         return event
 
     structlog.configure(
-        processors=[*shared, stamp, structlog.processors.JSONRenderer()],
+        processors=[*shared, stamp, structlog.processors.JSONRenderer(_json)],
         wrapper_class=structlog.make_filtering_bound_logger(threshold),
         logger_factory=structlog.WriteLoggerFactory(file=outlet),
         cache_logger_on_first_use=True,
@@ -130,7 +133,7 @@ def configure_logs(service: str, level: str = "info", directory: str = "") -> No
             processors=[
                 structlog.stdlib.ProcessorFormatter.remove_processors_meta,
                 stamp,
-                structlog.processors.JSONRenderer(),
+                structlog.processors.JSONRenderer(_json),
             ],
             foreign_pre_chain=[*shared, structlog.stdlib.add_logger_name],
         )
@@ -149,6 +152,13 @@ def _means_something(record: logging.LogRecord) -> bool:
     nats-py upgrades a stream that began without TLS, so the stream says "keep open"; asyncio closes it all the same.
     """
     return record.msg != _EOF_REMARK
+
+
+def _json(event: object, **_: Any) -> str:
+    try:
+        return _encode(event).decode()
+    except (UnicodeEncodeError, TypeError):  # half a surrogate pair out of some library, or a key that is no text
+        return json.dumps(event, default=repr)
 
 
 def _told_without_content(_logger: Any, _method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
@@ -184,17 +194,19 @@ class Metrics:
     def __init__(self, service: str) -> None:
         self._registry = CollectorRegistry()
         reader = PrometheusMetricReader(disable_target_info=True, scope_info_enabled=False, registry=self._registry)
-        seconds = ExplicitBucketHistogramAggregation(boundaries=_SECONDS)
         self._provider = MeterProvider(
             metric_readers=[reader],
             resource=Resource.create({"service.name": service}),
-            views=[
-                View(instrument_name=name, aggregation=seconds)
-                for name in (REQUEST_DURATION, TIME_TO_FIRST_TOKEN, TIME_PER_OUTPUT_TOKEN, QUEUE_SECONDS)
-            ],
             shutdown_on_exit=False,
         )
         self.meter = self._provider.get_meter("evenflow")
+
+    def seconds(self, name: str, description: str, *labels: str) -> Histogram:
+        """A histogram of durations, under OpenTelemetry's names for it and its labels."""
+        spelt = f"{name.replace('.', '_')}_seconds"
+        made = Histogram(spelt, description, [label.replace(".", "_") for label in labels], SECONDS)
+        self._registry.register(made)
+        return made
 
     def scrape(self) -> bytes:
         """Everything, in Prometheus' text format."""

@@ -17,6 +17,7 @@ from gateway.services.descriptions import DESCRIPTIONS
 from gateway.services.streams import Attempt, Streams
 from gateway.services.turnstile import Turnstile
 from shared import telemetry
+from shared.histogram import Histogram
 from shared.telemetry import Metrics
 from shared.wire import End
 
@@ -39,20 +40,19 @@ class Meters:
         self.in_flight = 0
         self._idle = asyncio.Event()
         self._idle.set()
-        # Counters are plain numbers, read on a scrape: an OpenTelemetry counter costs several microseconds an addition.
+        # Counters are plain numbers, read on a scrape, and so are the histograms' buckets: OpenTelemetry's own instruments
+        # cost several microseconds for each of the dozen figures of a request.
         self._requests: Counter[tuple[str, str]] = Counter()
         self._tokens: Counter[tuple[str, str]] = Counter()
         self._counter("evenflow.requests", _reader(self._requests, telemetry.OUTCOME))
         self._counter(telemetry.TOKENS, _reader(self._tokens, telemetry.KIND))
-        self._duration, self._ttft, self._tpot, self._queue = (
-            metrics.meter.create_histogram(name, unit="s", description=DESCRIPTIONS[name])
-            for name in (
-                telemetry.REQUEST_DURATION,
-                telemetry.TIME_TO_FIRST_TOKEN,
-                telemetry.TIME_PER_OUTPUT_TOKEN,
-                telemetry.QUEUE_SECONDS,
-            )
-        )
+        self._duration = self._seconds(telemetry.REQUEST_DURATION, telemetry.MODEL, telemetry.OUTCOME)
+        self._ttft = self._seconds(telemetry.TIME_TO_FIRST_TOKEN, telemetry.MODEL)
+        self._tpot = self._seconds(telemetry.TIME_PER_OUTPUT_TOKEN, telemetry.MODEL)
+        self._queue = self._seconds(telemetry.QUEUE_SECONDS, telemetry.MODEL)
+
+    def _seconds(self, name: str, *labels: str) -> Histogram:
+        return self._metrics.seconds(name, DESCRIPTIONS[name], *labels)
 
     def _counter(self, name: str, read: "Read") -> None:
         self._metrics.meter.create_observable_counter(name, [read], description=DESCRIPTIONS[name])
@@ -78,13 +78,12 @@ class Meters:
 
     def finished(self, model: str, outcome: str, seconds: float, ttft: float | None, queued: float | None) -> None:
         """One request is over. `model` must be one that exists; times in seconds, `None` for what it never reached."""
-        labels = {telemetry.MODEL: model, telemetry.OUTCOME: outcome}
         self._requests[model, outcome] += 1
-        self._duration.record(seconds, labels)
+        self._duration.record(seconds, model, outcome)
         if ttft is not None:
-            self._ttft.record(ttft, {telemetry.MODEL: model})
+            self._ttft.record(ttft, model)
         if queued is not None:
-            self._queue.record(queued, {telemetry.MODEL: model})
+            self._queue.record(queued, model)
 
     def ended(self, attempt: Attempt) -> None:
         """One attempt is over, perhaps after its client had left: its worker's own count of tokens."""
@@ -102,7 +101,7 @@ class Meters:
         ):
             self._tokens[model, kind] += count
         if usage.completion > 1 and decode_s > 0:
-            self._tpot.record(decode_s / (usage.completion - 1), {telemetry.MODEL: model})
+            self._tpot.record(decode_s / (usage.completion - 1), model)
 
     def scrape(self) -> bytes:
         """Prometheus' text format."""

@@ -73,3 +73,17 @@ def test_a_remark_of_asyncio_that_means_nothing_is_not_logged(lines: Path) -> No
     logging.getLogger("asyncio").warning(remark)
     logging.getLogger("asyncio").warning("something else")
     assert [json.loads(line)["event"] for line in lines.read_text().splitlines()] == ["something else"]
+
+
+def test_whatever_is_logged_comes_out_as_a_line(lines: Path) -> None:
+    class Odd:
+        def __repr__(self) -> str:
+            return "odd"
+
+    log = structlog.get_logger("ours")
+    log.info("half", path="/\ud800")
+    log.info("object", thing=Odd(), number=float("nan"))
+    told = [json.loads(line) for line in lines.read_text().splitlines()]
+    assert [line["event"] for line in told] == ["half", "object"]
+    assert told[0]["path"] == "/\ud800"
+    assert told[1]["thing"] == "odd"
