@@ -40,7 +40,7 @@ class Meters:
         self.in_flight = 0
         self._idle = asyncio.Event()
         self._idle.set()
-        # Counters are plain numbers, read on a scrape, and so are the histograms' buckets: OpenTelemetry's own instruments
+        # Counters are plain numbers, read on a scrape, and so are the histograms' buckets: OpenTelemetry's instruments
         # cost several microseconds for each of the dozen figures of a request.
         self._requests: Counter[tuple[str, str]] = Counter()
         self._tokens: Counter[tuple[str, str]] = Counter()
