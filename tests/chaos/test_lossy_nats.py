@@ -44,9 +44,10 @@ async def test_every_stream_ends_once_and_right_in_bad_weather(tmp_path) -> None
         home.mkdir()
         async with lossy(home) as stack, watching(stack) as watch:
             load = await one_weather(stack, seed)
-            wrong += [f"weather {seed}: {what}" for what in await aftermath(stack, watch, load)]
+            faulty = [f"weather {seed}: {what}" for what in await aftermath(stack, watch, load)]
             seen = counted(stack)
-            print(f"\n{Weather.drawn(seed)}\n{outcomes(load.asked)}\n  {dict(seen)}")
+            print(f"\n{Weather.drawn(seed)}\n{outcomes(load.asked)}\n  {dict(seen)}", *faulty, sep="\n")
+            wrong += faulty
             total += seen
             total["whole"] += sum(one.end == WHOLE for one in load.asked)
     assert not wrong, "\n".join([f"{len(wrong)} faults", *wrong[:40]])
