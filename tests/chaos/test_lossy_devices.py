@@ -85,7 +85,8 @@ async def answer(stack):
 async def a_frame_is_lost(stack):
     lost = lose(stack, lambda events, lost: not lost and not over(events) and any(event.seq > 10 for event in events))
     ended = await answer(stack)
-    assert lost
+    while not lost:  # a machine that slept in between sent all the rest in one frame
+        ended = await answer(stack)
     return ended
 
 
@@ -124,11 +125,10 @@ async def test_tail_timer_notices_that_the_end_is_missing(tmp_path):
 async def test_without_the_tail_timer_the_client_waits_for_ever(tmp_path):
     async with under(tmp_path, Timing(tail_timer=False)) as stack:
         lost = lose_the_tail(stack)
-        call = await Call.post(stack, chat("x", model="null", max_tokens=TOKENS))
-        await call.take(10)
+        await Call.post(stack, chat("x", model="null", max_tokens=TOKENS))
         await until(lambda: lost and over(_FRAME.decode(lost[-1].payload).events), "the end is lost")
         credits_then = stack.house.streams.end.counters.credits
-        await until(lambda: stack.house.streams.end.counters.credits > credits_then + 10, "two seconds more")
+        await until(lambda: stack.house.streams.end.counters.credits > credits_then + 5, "a second more")
         assert stack.house.streams.end.counters.resumes == 0
         assert stack.house.streams.end.open_count() == 1
         assert stack.node.end.unacked_count() == 1
