@@ -31,7 +31,7 @@ from typing import Any, TextIO
 from infra.bench import systems
 from infra.bench.peers import BUILD, HERE, PEERS, ROOT, UnavailableError, last_line, plain
 from infra.bench.processes import OTHER_CORE, busy_seconds, cpu_seconds, family
-from infra.bench.table import FIRST_RATE, HELD, PACED, put_into, read, render
+from infra.bench.table import FIRST_RATE, HELD, PACED, Run, put_into, read, render
 
 DOCUMENT = ROOT / "docs" / "benchmarks.md"
 RESULTS = HERE / "results"
@@ -253,22 +253,32 @@ def main() -> int:
     if len(os.sched_getaffinity(0)) < 2 or shutil.which("taskset") is None:
         raise SystemExit("bench: needs two cores, and taskset (of util-linux) to give the gateway one of them")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
-    now = dt.datetime.now(tz=dt.UTC)
-    file = RESULTS / f"{now:%Y-%m-%d}.jsonl" if options.publish else BUILD / f"{now:%Y-%m-%dT%H-%M-%S}.jsonl"
-    file.parent.mkdir(parents=True, exist_ok=True)
+    BUILD.mkdir(exist_ok=True)
+    file = BUILD / f"{dt.datetime.now(tz=dt.UTC):%Y-%m-%dT%H-%M-%S}.jsonl"
     with tempfile.TemporaryDirectory(prefix="evenflow-bench-") as directory, file.open("w", encoding="utf-8") as out:
         try:
             bench = run(options, out, Path(directory))
         except UnavailableError as reason:
             raise SystemExit(f"bench: {reason}") from None
-    tables = render(read(file))
-    print(tables)
+    print(render(read(file)))
     print(f"raw lines: {file.relative_to(ROOT)}")
-    if options.publish:
-        DOCUMENT.write_text(put_into(DOCUMENT.read_text(encoding="utf-8"), file.name, tables), encoding="utf-8")
-    for fault in bench.faults():
+    faults = bench.faults()
+    for fault in faults:
         sys.stderr.write(f"bench: {fault}\n")
-    return 1 if bench.faults() else 0
+    if options.publish and not faults:
+        publish(file, RESULTS, DOCUMENT)
+    return 1 if faults else 0
+
+
+def publish(file: Path, results: Path, document: Path) -> None:
+    """Keep the raw lines as the only ones among the sources, and put their tables into the document."""
+    records = read(file)
+    kept = results / f"{Run(records).meta['date']}.jsonl"
+    results.mkdir(exist_ok=True)
+    for old in results.glob("*.jsonl"):
+        old.unlink()
+    shutil.copyfile(file, kept)
+    document.write_text(put_into(document.read_text(encoding="utf-8"), kept.name, render(records)), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -195,3 +195,15 @@ def test_peers_are_chosen_by_name():
     assert run.peers("smg,litellm") == ["smg", "litellm"]
     with pytest.raises(run.argparse.ArgumentTypeError, match="nobody"):
         run.peers("smg,nobody")
+
+
+def test_publishing_leaves_one_file_and_its_tables(tmp_path):
+    sample, results, document = Path(__file__).with_name("sample.jsonl"), tmp_path / "results", tmp_path / "d.md"
+    results.mkdir()
+    (results / "2020-01-01.jsonl").write_text("old")
+    document.write_text("# D\n<!-- bench: 2020-01-01.jsonl -->\nold\n<!-- bench: end -->\n")
+    run.publish(sample, results, document)
+    assert [path.name for path in results.iterdir()] == ["2026-12-01.jsonl"]
+    assert (results / "2026-12-01.jsonl").read_text() == sample.read_text()
+    tables = render(run.read(sample))
+    assert document.read_text() == f"# D\n<!-- bench: 2026-12-01.jsonl -->\n{tables}<!-- bench: end -->\n"
