@@ -27,8 +27,10 @@ test: $(VENV)/.dev ## Run the whole test suite (flags for pytest: ARGS="-x -k na
 test-fast: $(VENV)/.dev ## Run the tests that start no processes
 	@$(BIN)/pytest -q $(foreach room,$(SLOW),--ignore=tests/$(room)) $(ARGS)
 
-prove: $(VENV)/.dev ## Run the kills, soaks and outages at full count and length
-	@EVENFLOW_PROVE=1 $(BIN)/pytest --timeout=3600 $(wildcard $(foreach room,$(SLOW) protocol,tests/$(room))) $(ARGS)
+prove: $(VENV)/.dev ## Run the kills, soaks and outages at full count and length, into docs/proof.md (ARGS: which)
+	@mkdir -p build; EVENFLOW_PROVE=1 $(BIN)/pytest --timeout=3600 --junitxml=build/prove.xml -o junit_logging=system-out \
+		$(or $(ARGS),$(wildcard $(foreach room,$(SLOW) protocol core,tests/$(room)))); status=$$?; \
+		$(BIN)/python infra/docs/proof.py build/prove.xml && exit $$status
 
 bench: $(VENV)/.dev ## Measure the gateway beside others and its floor, in one run (6 minutes, wants a quiet machine)
 	@$(BIN)/python -m infra.bench.run $(ARGS)
