@@ -71,9 +71,11 @@ def document(results: list[dict[str, Any]]) -> str:
     for result in results:
         name, *cells = (result[column] for column in ("test", "outcome", "seconds", "day", "commit", "machine"))
         parts.append(f"| `{name.removeprefix('tests/')}` | {' | '.join(map(str, cells))} |")
-    for result in results:
-        if result["said"]:
-            parts.append(f"\n## {result['test'].removeprefix('tests/')}\n\n```\n{result['said']}\n```")
+    parts += [
+        f"\n## {result['test'].removeprefix('tests/')}\n\n```\n{result['said']}\n```"
+        for result in results
+        if result["said"]
+    ]
     return "\n".join(parts) + "\n"
 
 
