@@ -6,7 +6,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from shared.identity import Identity
@@ -25,6 +25,7 @@ PIECES = [
 ]
 
 
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(cuts=st.lists(st.integers(0, sum(len(piece.raw) for piece in PIECES)), max_size=40))
 def test_pieces_come_out_whole_however_they_are_cut(cuts):
     data = b"".join(piece.raw for piece in PIECES)
