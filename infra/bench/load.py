@@ -111,9 +111,11 @@ class Load:
         results = []
 
         async def worker() -> None:
-            while time.perf_counter() < until and sum(self.errors.values()) < ERRORS_AT_MOST:
+            while True:  # once at least, however late it is
                 if (result := await self.once()) is not None:
                     results.append(result)
+                if time.perf_counter() >= until or sum(self.errors.values()) >= ERRORS_AT_MOST:
+                    return
 
         await asyncio.gather(*(worker() for _ in range(workers)))
         return results

@@ -34,8 +34,12 @@ def test_cpu_is_counted_finer_than_the_kernels_ticks_and_with_ended_threads(tmp_
     code = f"import threading\nt = threading.Thread(target=exec, args=({BURN.format(s=0.3)!r}.replace('time.sleep(100)', ''),))"
     code += "\nt.start(); t.join(); import time; print('over', flush=True); time.sleep(100)"
     log = tmp_path / "log"
-    with started([sys.executable, "-c", code], log, cwd=tmp_path) as process:
+    with (
+        started([sys.executable, "-c", code], log, cwd=tmp_path) as process,
+        started(["sleep", "100"], tmp_path / "idle", cwd=tmp_path) as idle,
+    ):
         until(lambda: "over" in log.read_text())
+        assert cpu_seconds([idle.pid]) < 0.3
         used = cpu_seconds([process.pid])
         assert 0.3 <= used < 30
         assert round(used, 2) != used, "not in steps of 10 ms"

@@ -70,9 +70,9 @@ def test_a_recorded_run_becomes_its_tables(records):
     ]
     assert rows(text, "CPU per token, 500")[1:] == [
         "30.0 µs, 1.50x of bare ASGI",
-        "1.00x of SMG",
+        "1.20x of SMG",
         "1.5x, below SMG / 1.2x",
-        "reach",
+        "**missed**",
     ]
     assert rows(text, "added latency")[1:] == [
         "1.25 (1.00 to 1.50) / 3.00 (2.00 to 4.00)",
@@ -105,6 +105,11 @@ def test_rounds_with_errors_are_no_figures_and_are_told(records):
     run = Run(spoiled)
     assert run.rounds("evenflow", "sat", 32, "per_s").keys() == {2}
     assert "- evenflow, sat 32: HTTP 500" in render(spoiled)
+
+
+def test_without_the_peer_the_floor_alone_decides(records):
+    text = render([record for record in records if record.get("system") != "smg"])
+    assert rows(text, "CPU per token, 500")[2:] == ["- of SMG", "1.5x, below SMG / 1.2x", "reach"]
 
 
 def test_what_was_not_measured_is_not_made_up(records):

@@ -26,7 +26,7 @@ LANGUAGES = ["Python", "C"] if COMPILER else ["Python"]
 def upstream(language: str, tmp_path, monkeypatch) -> Iterator[tuple[str, int]]:
     monkeypatch.setattr(systems, "BUILD", tmp_path)
     if language == "Python":
-        monkeypatch.setattr(systems.shutil, "which", lambda name: None if "cc" in name else "/bin/" + name)
+        monkeypatch.setattr(systems, "compiled_upstream", lambda: None)
     monkeypatch.setattr(systems, "OTHER_CORE", None)
     with systems.upstream(tmp_path) as (url, made_with, _):
         assert made_with == language
@@ -140,6 +140,7 @@ def test_both_languages_say_the_same(tmp_path, monkeypatch):
 
 def test_the_floor_serves_every_load(tmp_path, monkeypatch):
     monkeypatch.setattr(systems, "GATEWAY_CORE", None)
+    monkeypatch.setattr(systems, "IDLE_S", 0.05)
     with systems.floors(tmp_path) as (litestar, bare):
         monkeypatch.setenv("EVENFLOW_BENCH_KEY", litestar.key)
         words = ("-c", "2", "-d", "0.2", "--expect", "100", "--warm", "0")
