@@ -20,6 +20,8 @@ class Bus:
     async def subscribe(self, subject, handler):
         pass
 
+    listen = subscribe
+
     async def barrier(self):
         pass
 
@@ -49,8 +51,10 @@ def node(monkeypatch):
 
 async def ready(node):
     running = asyncio.create_task(node.run())
-    while node.life.state != "ready":
+    while node.life.state != "ready" and not running.done():
         await asyncio.sleep(0)
+    if running.done():
+        running.result()  # it says why it is not ready
     return running
 
 
