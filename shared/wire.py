@@ -232,7 +232,8 @@ class Nack(msgspec.Struct, array_like=True, frozen=True, kw_only=True, tag="nack
     error_code: str = ""
 
 
-# ------------------------------ frames: the tokens. They never form cycles: the collector need not look at them
+# ------------------------------ frames: the tokens
+# They never form cycles: the collector need not look at them.
 
 
 class Usage(_Body, frozen=True, gc=False):
