@@ -48,7 +48,7 @@ def logged(stack: Stack, event: str) -> list[dict[str, str]]:
         json.loads(line)
         for log in logs
         for line in log.read_text(errors="replace").splitlines()
-        if f'"event": "{event}"' in line
+        if line.startswith("{") and json.loads(line).get("event") == event
     ]
 
 
