@@ -8,6 +8,7 @@ from tests.e2e.stack import Stack
 
 BOUND = 64 + 36
 """Tokens of one check, and what may be on its way between a gateway and its client."""
+LOST = "gateway_lost"
 SLACK_S = 2.0
 """Between the signal that kills a gateway and the last connection that it takes with it, on a busy machine."""
 
@@ -52,6 +53,12 @@ async def faults(asked: list[Asked], found: dict[str, list[Row]], outages: list[
     return told
 
 
+def widest(asked: list[Asked], found: dict[str, list[Row]]) -> int:
+    """Of all streams that were booked for a dead gateway: most tokens between what was received and what was charged."""
+    lost = [(one, row) for one in asked for row in found.get(one.rid, []) if row["outcome"] == LOST and one.stream]
+    return max((abs(row["charged"] - one.received) for one, row in lost), default=0)
+
+
 def _ending(one: Asked, outages: list[Span]) -> list[str]:
     if one.end == HUNG:
         return ["it neither ended nor broke off"]
@@ -71,7 +78,7 @@ def _booking(one: Asked, mine: list[Row], outages: list[Span]) -> list[str]:
     charged, outcome = row["charged"], row["outcome"]
     if one.end == REFUSED:
         return ["a row, though it was never sent"]
-    if outcome == "gateway_lost":
+    if outcome == LOST:
         if not _during(one, outages):
             return ["booked as lost with its gateway, which lived"]
         received = one.received if one.stream else 0

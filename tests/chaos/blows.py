@@ -33,6 +33,8 @@ DOUBLE = [
     "kill nats, kill gateway",
     "kill nats, kill worker",
     "kill w1, kill w2",
+    "kill nats, kill gateway, kill w1, kill w2",
+    "freeze w1, freeze w2",
     "freeze worker, freeze gateway",
     "freeze nats, freeze worker",
     "freeze gateway, kill nats",

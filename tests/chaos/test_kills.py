@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from tests.chaos.accounts import faults, must_have, rows
+from tests.chaos.accounts import faults, must_have, rows, widest
 from tests.chaos.blows import COMMANDS, SINGLE, Striker, belonging, quick, schedule, table
 from tests.chaos.load import Load, outcomes
 from tests.e2e.clients import PROVE, Metrics, Watcher, family, idle, watching
@@ -87,6 +87,9 @@ async def test_random_blows_under_load(tmp_path, engine: str) -> None:
         found = rows(stack)
         print(outcomes(load.asked), table(striker.hits), sep="\n")
         print(f"  booked {booked_s:.1f} s after all was idle: {Counter(one[0]['outcome'] for one in found.values())}")
+        print(
+            f"  of a lost gateway's streams, received and charged differ by at most {widest(load.asked, found)} tokens"
+        )
         print(f"  complaints: {troubles(stack)}")
         wrong = await faults(load.asked, found, striker.outages(), exact=engine == "null")
         assert not wrong, "\n".join([f"{len(wrong)} faults, seed {drawn}", *wrong[:40]])
