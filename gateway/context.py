@@ -66,7 +66,7 @@ class Exchange(Protocol):
         ...
 
     def drop(self) -> None:
-        """Cancel this task as if the client had left."""
+        """End the connection, whatever still waits to be sent, and cancel this task as if the client had left."""
         ...
 
 

@@ -6,6 +6,7 @@ ready at once, new requests are sent away, running streams may finish within the
 
 import asyncio
 import contextlib
+import itertools
 import signal
 import socket
 import ssl
@@ -18,7 +19,7 @@ from litestar import Litestar
 
 from gateway.app import admin_app, tenant_app
 from gateway.context import House
-from gateway.http.connection import Connection
+from gateway.http.connection import Connection, Stalls
 from gateway.lifespan import opened
 from gateway.tls import CertificateWatch, make_context
 from shared import heap
@@ -29,6 +30,7 @@ from shared.telemetry import configure_logs
 log = structlog.get_logger("serve")
 
 _LAST_WORDS_S = 2.0
+_LOOK_S = 1.0
 
 
 def run(settings: Settings) -> None:
@@ -42,31 +44,37 @@ async def serve(settings: Settings) -> None:
     """The same inside a running loop."""
     gateway, admin, tls = settings.gateway, settings.admin, settings.tls
     context = make_context(tls) if tls.certificate else None
-    patience_s = 2 * settings.limits.stalled_s
-    with (
-        _listen(gateway.host, gateway.port, patience_s) as tenants,
-        _listen(admin.host, admin.port, patience_s) as operators,
-    ):
+    with _listen(gateway.host, gateway.port) as tenants, _listen(admin.host, admin.port) as operators:
         async with opened(settings) as house:
             servers = [_server(tenant_app(house), settings, context), _server(admin_app(house), settings)]
             async with asyncio.TaskGroup() as group:
                 watch = _watch_certificate(group, context, settings)
                 group.create_task(servers[0].serve([tenants]), name="tenants' door")
                 group.create_task(servers[1].serve([operators]), name="operators' door")
-                group.create_task(_until_told(house, servers, watch), name="signals")
+                ends = [group.create_task(_let_go(servers, 2 * settings.limits.stalled_s), name="stalls"), *watch]
+                group.create_task(_until_told(house, servers, ends), name="signals")
 
 
 def _watch_certificate(
     group: asyncio.TaskGroup, context: ssl.SSLContext | None, settings: Settings
-) -> "asyncio.Task[None] | None":
+) -> list["asyncio.Task[None]"]:
     if context is None:
-        return None
+        return []
     watch = CertificateWatch(context, settings.tls)
     asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, watch.reload)
-    return group.create_task(watch.run(), name="certificate")
+    return [group.create_task(watch.run(), name="certificate")]
 
 
-async def _until_told(house: House, servers: Sequence[uvicorn.Server], watch: "asyncio.Task[None] | None") -> None:
+async def _let_go(servers: Sequence[uvicorn.Server], patience_s: float) -> None:
+    """End connections, open or closing, whose client takes nothing."""
+    stalls = Stalls(patience_s)
+    while True:
+        await asyncio.sleep(_LOOK_S)
+        open_ones = itertools.chain.from_iterable(server.server_state.connections for server in servers)
+        stalls.look(asyncio.get_running_loop().time(), open_ones)
+
+
+async def _until_told(house: House, servers: Sequence[uvicorn.Server], ends: Sequence["asyncio.Task[None]"]) -> None:
     loop = asyncio.get_running_loop()
     told = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -81,8 +89,8 @@ async def _until_told(house: House, servers: Sequence[uvicorn.Server], watch: "a
     await _quiet(house, _LAST_WORDS_S)
     for server in servers:
         server.should_exit = True
-    if watch is not None:
-        watch.cancel()
+    for task in ends:
+        task.cancel()
 
 
 async def _quiet(house: House, within_s: float) -> None:
@@ -121,14 +129,10 @@ def _server(app: Litestar, settings: Settings, context: ssl.SSLContext | None = 
     return _Server(config)
 
 
-def _listen(host: str, port: int, patience_s: float) -> socket.socket:
+def _listen(host: str, port: int) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         listener = socket.create_server((host, port), family=family, backlog=2048)
     except OSError as error:
         raise StartError(f"cannot listen on {host}:{port}: {error.strerror or error}") from error
-    # Inherited by every connection: closing one whose peer reads nothing waits for that peer, for ever if need be, and
-    # only the kernel (tcp(7)) ends it. It counts from the last time the peer made room, so slow readers are safe.
-    if hasattr(socket, "TCP_USER_TIMEOUT"):
-        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(patience_s * 1000))
     return listener

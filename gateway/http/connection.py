@@ -6,6 +6,12 @@ or time that a client takes without a key. What is over a bound is refused, and 
 """
 
 import asyncio
+import fcntl
+import socket
+import struct
+import sys
+import termios
+from collections.abc import Iterable
 from typing import Final
 
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
@@ -20,11 +26,15 @@ FRAMING_PER_BYTE: Final = 8
 """Chunk framing that goes with one byte of body, on top of that: a chunk of a single byte takes 5."""
 PIPELINED: Final = 16
 """Most requests that wait for the answer to an earlier one on their connection."""
-FLOW: Final = "evenflow.flow"
-"""The ASGI extension that tells an application of its socket: `write_paused` while `send` would wait."""
+CONNECTION: Final = "evenflow.connection"
+"""The ASGI extension that gives an application its connection: whether it is `writable`, and `abort`."""
 UNWANTED_BYTES: Final = 1024 * 1024
 """What is still read of a body after its request was answered. Reading none of it would have the kernel reset the
 connection, and many a client, still sending, would never see the answer that tells it why."""
+_TELLS: Final = sys.platform == "linux"
+_INT, _LONG = struct.Struct("=i"), struct.Struct("=Q")
+_ACKED_AT: Final = 120
+"""Where `tcpi_bytes_acked` stands in `struct tcp_info` (linux/tcp.h, since 4.2)."""
 
 
 class Connection(HttpToolsProtocol):
@@ -61,6 +71,32 @@ class Connection(HttpToolsProtocol):
             return
         self._watch()
 
+    @property
+    def writable(self) -> bool:
+        """Nothing that was sent waits for the client: `send` has nothing to wait for."""
+        return not self.flow.write_paused
+
+    def taken(self) -> int | None:
+        """How many bytes the client's side has acknowledged in all, while more wait for it; None while none do.
+
+        Only the kernel knows, and Linux tells; elsewhere one that is being closed counts as taking nothing.
+        """
+        sock = self.transport.get_extra_info("socket")
+        if sock is None or not _TELLS:
+            return 0 if self.transport.is_closing() else None
+        try:
+            waiting = _INT.unpack(fcntl.ioctl(sock.fileno(), termios.TIOCOUTQ, bytes(_INT.size)))[0]
+            if not waiting and not self.transport.get_write_buffer_size():
+                return None
+            info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _ACKED_AT + _LONG.size)
+        except OSError:  # it is gone already
+            return None
+        return int(_LONG.unpack_from(info, _ACKED_AT)[0])
+
+    def abort(self) -> None:
+        """Close without waiting for the client to take what was sent."""
+        self.transport.abort()
+
     # What a parser's callback raises ends the parsing; `data_received` then calls `send_400_response`.
 
     def on_message_begin(self) -> None:
@@ -74,7 +110,7 @@ class Connection(HttpToolsProtocol):
         self._in_head = False
         if len(self.pipeline) >= PIPELINED:
             raise InvalidRequestError("Too many requests at once on one connection.")
-        self.scope["extensions"] = {FLOW: self.flow}  # type: ignore[dict-item] # ours, and no dictionary
+        self.scope["extensions"] = {CONNECTION: self}  # type: ignore[dict-item] # ours, and no dictionary
         super().on_headers_complete()
         if (cycle := self._newest()) is not None:
             self._cycles = [earlier for earlier in self._cycles if not earlier.response_complete]
@@ -139,6 +175,31 @@ class Connection(HttpToolsProtocol):
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+
+
+class Stalls:
+    """Connections whose client takes nothing of what was sent, for longer than `patience_s`: they end.
+
+    That holds for open ones as for those that are being closed: a transport waits with its end for what it has still to
+    send, for ever if need be. (The kernel's own bound, TCP_USER_TIMEOUT, will not do: on some kernels its clock runs on
+    while a slow reader makes room now and then.)
+    """
+
+    def __init__(self, patience_s: float) -> None:
+        self._patience_s = patience_s
+        self._marks: dict[Connection, tuple[int, float]] = {}
+
+    def look(self, now: float, connections: Iterable[object]) -> None:
+        """End those that have stood still for too long. `now` in seconds; call it every second or so."""
+        marks: dict[Connection, tuple[int, float]] = {}
+        for one in connections:
+            if not isinstance(one, Connection) or (taken := one.taken()) is None:
+                continue
+            before, since = self._marks.get(one, (-1, now))
+            marks[one] = (taken, since if taken == before else now)
+            if now - marks[one][1] > self._patience_s:
+                one.abort()
+        self._marks = marks
 
 
 def _bytes(error: HttpError, more: list[tuple[bytes, bytes]]) -> bytes:

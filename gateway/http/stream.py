@@ -12,7 +12,7 @@ import structlog
 from gateway import journey
 from gateway.context import Endpoint, Headers, House
 from gateway.http import problems
-from gateway.http.connection import FLOW
+from gateway.http.connection import CONNECTION, Connection
 from gateway.steps.accept import request_id
 from shared import telemetry
 from shared.errors import ClientGoneError, PayloadTooLargeError, RequestTimeoutError
@@ -32,7 +32,7 @@ class AsgiExchange:
         self._headers: dict[bytes, bytes] = dict(scope["headers"])
         self._receive = receive
         self._send = send
-        self._flow = (scope.get("extensions") or {}).get(FLOW)
+        self._connection: Connection | None = (scope.get("extensions") or {}).get(CONNECTION)
         self._watch: asyncio.Task[None] | None = None
         self._served_by: asyncio.Task[Any] | None = None
         self.client = scope["client"][0] if scope.get("client") else ""
@@ -80,7 +80,7 @@ class AsgiExchange:
     @property
     def writable(self) -> bool:
         """Nothing that was sent waits for the client; False under a server that does not tell."""
-        return self._flow is not None and not self._flow.write_paused
+        return self._connection is not None and self._connection.writable
 
     def send_now(self, data: bytes) -> None:
         """A piece of the body; only while `writable`, when the server's `send` has nothing to wait for."""
@@ -102,7 +102,12 @@ class AsgiExchange:
         self._watch = asyncio.get_running_loop().create_task(self._watch_for_leaving())
 
     def drop(self) -> None:
-        """Treat the client as gone: the request's task is cancelled."""
+        """Treat the client as gone: its connection ends, and the request's task is cancelled."""
+        if self._connection is not None:
+            self._connection.abort()
+        self._left()
+
+    def _left(self) -> None:
         self.gone = True
         if self._served_by is not None:
             self._served_by.cancel("the client left")
@@ -115,7 +120,7 @@ class AsgiExchange:
     async def _watch_for_leaving(self) -> None:
         while (await self._receive())["type"] != "http.disconnect":
             pass
-        self.drop()
+        self._left()
 
 
 class Answering:

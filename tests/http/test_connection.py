@@ -1,13 +1,16 @@
 """The bounds of a client connection, over a transport and a loop that only take notes."""
 
 import asyncio
+import contextlib
+import socket
+import sys
 
 import pytest
 from uvicorn import Config
 from uvicorn.server import ServerState
 
 from gateway.http import connection
-from gateway.http.connection import Connection
+from gateway.http.connection import Connection, Stalls
 
 HEAD = b"POST /v1/x HTTP/1.1\r\nhost: x\r\n"
 KEEPALIVE_S = 10
@@ -200,3 +203,60 @@ async def test_nonsense_behind_a_running_answer_does_not_end_up_in_it(client):
     assert transport.closed
     assert transport.written == said
     assert (await made.cycle.receive())["type"] == "http.disconnect"
+
+
+async def test_a_client_that_takes_nothing_is_given_up_and_a_slow_one_is_not(client, monkeypatch):
+    made, transport, _ = client
+    aborted, taken = [], [None, 5, 5, 6, 6, 6, None, 6, 6]
+    transport.abort = lambda: aborted.append(True)
+    monkeypatch.setattr(made, "taken", lambda: taken.pop(0))
+    stalls = Stalls(30)
+    for now in (0, 100, 129, 131, 150, 161):  # nothing waits; 5 from 100 to 129; 6 from 131 to 161
+        stalls.look(now, {made})
+    stalls.look(200, {made})  # nothing waits any more: it starts anew
+    stalls.look(201, {made})
+    assert not aborted
+    stalls.look(232, {made})
+    assert aborted
+    stalls.look(233, set())
+    assert stalls._marks == {}
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells what a client's side has acknowledged")
+async def test_what_a_client_has_taken_is_the_kernels_word():
+    came = asyncio.get_running_loop().create_future()
+    config = Config(lambda: None, http=Connection, ws="none", lifespan="off", log_config=None)
+    config.load()
+
+    class Seen(Connection):
+        def connection_made(self, transport):
+            super().connection_made(transport)
+            came.set_result(self)
+
+    loop = asyncio.get_running_loop()
+    server = await loop.create_server(lambda: Seen(config, ServerState(), {}), "127.0.0.1", 0)
+    peer = socket.create_connection(server.sockets[0].getsockname())
+    async with asyncio.timeout(60):
+        made = await came
+        assert made.taken() is None
+        made.transport.write(bytes(50_000_000))  # more than the two kernel buffers hold
+        while (first := made.taken()) is None or first == 0:
+            await asyncio.sleep(0.01)
+        while (settled := made.taken()) != first:
+            first = settled
+            await asyncio.sleep(0.2)
+        assert 0 < settled < 50_000_000
+        peer.settimeout(0)
+        while made.taken() == settled:
+            with contextlib.suppress(BlockingIOError):
+                peer.recv(1_000_000)
+            await asyncio.sleep(0.01)
+        assert made.taken() > settled
+        made.transport.close()
+        assert made.transport.is_closing()
+        assert made.taken() is not None, "it cannot end: there is still something to send"
+        made.abort()
+        await asyncio.sleep(0)
+    peer.close()
+    server.close()
+    await server.wait_closed()
