@@ -113,6 +113,18 @@ class Inbox:
         self._moved = True
         return gone
 
+    def drop(self) -> int:
+        """Let go of what nobody has taken yet: how many bytes that were. What `take` gave out stays with its reader."""
+        self._items.clear()
+        gone = self.pending_bytes - self._handed_bytes
+        self.pending_bytes = self._handed_bytes
+        return gone
+
+    @property
+    def waiting_bytes(self) -> int:
+        """What `drop` would let go of."""
+        return self.pending_bytes - self._handed_bytes
+
     def look(self, now: float) -> None:
         """Note what moved since the last look; the owner calls this every second or so."""
         if self._moved:

@@ -330,13 +330,19 @@ class Streams:
     # ---------------------------------------------------------------------------------------------------- slow clients
 
     def _relieve(self, full: Inbox) -> None:
-        """A bound was passed: end the full inbox's request, or, for the global bound, the longest-stalled one's."""
-        if not full.full:
-            waiting = [inbox for inbox in self._inboxes if inbox.pending_bytes and not inbox.too_slow]
+        """A bound was passed: end the full inbox's request; for the global bound end those that stalled longest.
+
+        What those have not taken is let go: ended requests that linger must not fill the room of others.
+        """
+        if full.full:
+            self._too_slow(full)
+        while self.buffered_bytes > self._limits.all_buffers_bytes:
+            waiting = [inbox for inbox in self._inboxes if inbox.waiting_bytes]
             if not waiting:
                 return
-            full = min(waiting, key=lambda inbox: inbox.stuck_since)
-        self._too_slow(full)
+            stalled = min(waiting, key=lambda inbox: inbox.stuck_since)
+            self._too_slow(stalled)
+            self.buffered_bytes -= stalled.drop()
 
     def _too_slow(self, inbox: Inbox) -> None:
         if inbox.too_slow:

@@ -28,7 +28,9 @@ FLOOD_STALLED_S = 15.0 if PROVE else 5.0
 BEFORE_S = 30.0 if PROVE else 1.0
 RATIO = 1.3
 KIB = 1024
-BUFFER_BYTES = 64 * KIB
+BUFFER_BYTES = 128 * KIB
+HEAVY_TOKENS = 600
+"""More than a socket takes at once, and less than one reader's own bound."""
 NAME = "steady-" + "y" * 249
 """As long as a model's name may be: it is in every chunk, and so fewer chunks fill a socket."""
 SOCKET_KIB = 128
@@ -49,6 +51,7 @@ def settings(**more: str) -> dict[str, str]:
         "WORKERS__1__ENGINE": "null",
         "WORKERS__1__MODEL": "quick",
         "WORKERS__1__SLOTS": "16",
+        "WORKERS__1__NULL_TOKENS": "1000",
         "LIMITS__TENANT_STREAMS": str(COUNT + 64),
         "LIMITS__STALLED_S": str(STALLED_S),
         "LIMITS__QUEUE_S": "120",
@@ -212,6 +215,8 @@ async def test_a_flood_for_them_costs_what_the_bounds_say(tmp_path: Path, bound:
                 with crowd(plan(stack, "flood", reading=False)) as clients:
                     assert await asyncio.to_thread(clients.wait) == COUNT
                     held = await look.until(slots_back, "the worker was told to stop")
+                    heavy = [await Call.post(stack, chat("x", model="quick", max_tokens=HEAVY_TOKENS)) for _ in range(8)]
+                    await asyncio.gather(*(call.finish() for call in heavy))
                     ends = await asyncio.to_thread(clients.finish, COUNT // 2)
                     in_time = time.monotonic() - began < 2 * FLOOD_STALLED_S
                     closed = await look.until(nothing_held, "those who never read are let go")
@@ -224,6 +229,7 @@ async def test_a_flood_for_them_costs_what_the_bounds_say(tmp_path: Path, bound:
         f" others: {len(during.first_s)}, p95 {during.p95_ms:.1f} ms"
     )
     assert not during.faults, "somebody else's stream suffered"
+    assert all(call.done for call in heavy), [call.error for call in heavy if not call.done]
     assert set(silent) <= {"client_too_slow", "cut"}, "half an answer looked whole"
     if in_time:
         assert ends == {"client_too_slow": COUNT // 2}, "who reads on before it is let go is told"

@@ -136,3 +136,12 @@ async def test_what_goes_wrong_on_the_straight_way_reaches_the_reader_and_not_th
     assert inbox.put(0, (text(0),)) == 0
     with pytest.raises(UpstreamError, match="broken"):
         await reader
+
+
+async def test_what_nobody_has_taken_can_be_let_go_and_what_the_reader_has_is_its_own() -> None:
+    inbox = Inbox(10_000, now=0.0)
+    first = inbox.put(0, (text(0, "y" * 500),))
+    await inbox.take()
+    second = inbox.put(0, (text(1, "y" * 700),))
+    assert (inbox.waiting_bytes, inbox.drop(), inbox.waiting_bytes) == (second, second, 0)
+    assert (inbox.emptied(), inbox.pending_bytes) == (first, 0)
