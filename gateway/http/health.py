@@ -22,7 +22,7 @@ def health_routes(house: House, health_path: str, ready_path: str) -> list[HTTPR
 
     @get(ready_path)
     async def ready() -> Response[dict[str, Any]]:
-        """200 when a request can be served now, else 503; the body says what is missing."""
+        """200 when a request can be served now, else 503; the body says what is missing, and what is of concern."""
         workers = [
             {
                 "name": view.wid,
@@ -42,7 +42,12 @@ def health_routes(house: House, health_path: str, ready_path: str) -> list[HTTPR
             )
             if lacks
         ]
-        body = {"status": "not ready" if missing else "ready", "missing": missing, "workers": workers}
+        body = {
+            "status": "not ready" if missing else "ready",
+            "missing": missing,
+            "concerns": [concern for ask in house.concerns if (concern := ask())],
+            "workers": workers,
+        }
         return Response(body, status_code=503 if missing else 200, headers={"cache-control": "no-store"})
 
     return [health, ready]
