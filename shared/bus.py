@@ -208,18 +208,24 @@ class Bus:
 
     async def _reconnected(self) -> None:
         """Tell the owner only after the socket was drained: until then peers look more silent than they are."""
+        for task in self._tasks:
+            task.cancel()  # of a connection before this one
         task = asyncio.get_running_loop().create_task(self._settle())
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
     async def _settle(self) -> None:
-        try:
-            await self.barrier()
-        except BusError as error:
-            log.warning("bus_unsettled", error=str(error))
+        """Ask again until the server answers, or the connection goes too: nobody else would say that it is back."""
+        while self.connected:
+            try:
+                await self.barrier()
+            except BusError as error:
+                log.warning("bus_unsettled", error=str(error))
+                await asyncio.sleep(_AGAIN_S)
+                continue
+            log.info("bus_reconnected")
+            self._guarded(self.on_reconnect)
             return
-        log.info("bus_reconnected")
-        self._guarded(self.on_reconnect)
 
     async def _error(self, error: Exception) -> None:
         if self._was_connected:

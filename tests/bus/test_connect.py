@@ -68,3 +68,21 @@ async def test_a_connect_that_loses_its_cancellation_is_told_again(monkeypatch: 
     with pytest.raises(BusError, match=r"within 0\.05 s"):
         await bus.connect("nats://127.0.0.1:1", wait_s=0.05)
     assert told == 3
+
+
+async def test_a_server_that_answers_late_after_a_reconnect_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    bus, answers, back = Bus("x", "e"), iter([BusError("late"), BusError("late"), None]), asyncio.Event()
+
+    async def barrier() -> None:
+        answer = next(answers)
+        if answer is not None:
+            raise answer
+
+    monkeypatch.setattr(type(bus), "connected", True)
+    monkeypatch.setattr(bus, "barrier", barrier)
+    monkeypatch.setattr("shared.bus._AGAIN_S", 0.0)
+    bus.on_reconnect = back.set
+    await bus._reconnected()
+    async with asyncio.timeout(30):
+        await back.wait()
+    assert next(answers, "asked three times") == "asked three times"
