@@ -56,7 +56,7 @@ lock: ## Make the lock files anew from pyproject.toml (needs uv)
 	$(UV_COMPILE) --group dev -c requirements.lock -o requirements-dev.lock
 
 clean: ## Remove environments, caches and builds (.evenflow/, with its keys and data, stays)
-	rm -rf $(VENV) dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) .venv-bench build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	find gateway workers shared tests infra -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(VENV)/.run: requirements.lock pyproject.toml infra/install.sh
