@@ -96,6 +96,7 @@ class JobRun:
         self.name = f"{job.gep}.{job.sid}"
         self.turn = asyncio.Event()
         self.in_engine = False
+        self._begun = False
         self.feed = feed
         self._job = job
         self._floor = floor
@@ -114,19 +115,23 @@ class JobRun:
         self._aborted = self._aborted or reason
         if self.in_engine:
             self._floor.engine.cancel(self.name)
-        elif self._task is not None:
+        elif self._begun and self._task is not None:  # a task cancelled before its first step would never clean up
             self._task.cancel()
 
+    def _go_on(self) -> None:
+        if self._aborted:
+            raise asyncio.CancelledError
+
     async def _live(self, over: Callable[["JobRun"], None]) -> None:
+        self._begun = True
         self._spans.bind_log()
         try:
+            self._go_on()  # unless the cancel came together with the job
             request = await self._take()
             self._floor.let_in()
             await self.turn.wait()
-            if self._aborted:  # the cancel came together with the turn
-                self._cancelled()
-            else:
-                await self._generate(request)
+            self._go_on()  # unless it came together with the turn
+            await self._generate(request)
         except RefusedError as refusal:
             self._spans.refused(refusal.nack.code)
             self.feed.answer(refusal.nack)
