@@ -215,7 +215,9 @@ async def test_a_flood_for_them_costs_what_the_bounds_say(tmp_path: Path, bound:
                 with crowd(plan(stack, "flood", reading=False)) as clients:
                     assert await asyncio.to_thread(clients.wait) == COUNT
                     held = await look.until(slots_back, "the worker was told to stop")
-                    heavy = [await Call.post(stack, chat("x", model="quick", max_tokens=HEAVY_TOKENS)) for _ in range(8)]
+                    heavy = [
+                        await Call.post(stack, chat("x", model="quick", max_tokens=HEAVY_TOKENS)) for _ in range(8)
+                    ]
                     await asyncio.gather(*(call.finish() for call in heavy))
                     ends = await asyncio.to_thread(clients.finish, COUNT // 2)
                     in_time = time.monotonic() - began < 2 * FLOOD_STALLED_S
