@@ -156,7 +156,7 @@ async def _worker(settings: Settings, url: str) -> AsyncIterator[Node]:
 async def _serving(stack: LossyStack, settings: Settings) -> AsyncIterator[None]:
     house = stack.house
     servers = [_server(tenant_app(house), settings), _server(admin_app(house), settings)]
-    with _listen("127.0.0.1", 0, 60.0) as tenants, _listen("127.0.0.1", 0, 60.0) as operators:
+    with _listen("127.0.0.1", 0) as tenants, _listen("127.0.0.1", 0) as operators:
         stack.port, stack.admin_port = tenants.getsockname()[1], operators.getsockname()[1]
         async with asyncio.TaskGroup() as group:
             group.create_task(servers[0].serve([tenants]), name="tenants' door")
