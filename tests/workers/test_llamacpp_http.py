@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from workers.engines.llamacpp_http import Address, Completion, ServerError, call
+from workers.engines.llamacpp_http import Address, Completion, ServerError, call, hung_up
 
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
 
@@ -141,3 +141,26 @@ async def test_nobody_there():
         pass
     with pytest.raises(ConnectionRefusedError):
         await call(address, "/props")
+
+
+async def test_who_wants_to_end_the_server_can_wait_until_nobody_holds_a_connection():
+    async with Scripted(HEAD, hold=True) as (server, address):
+        await hung_up(address, 60)
+        stream = await Completion.open(address, {"prompt": [1]})
+        with pytest.raises(TimeoutError):
+            await hung_up(address, 0.02)
+        ending = asyncio.create_task(hung_up(address, 60))
+        stream.interrupt()
+        await ending
+        assert stream._transport.get_extra_info("socket").fileno() == -1, "the socket is closed, not only given up"
+        await asyncio.wait_for(server.hung_up.wait(), 60)
+
+
+async def test_a_connection_that_cannot_be_made_leaves_nothing_to_wait_for():
+    async with Scripted() as (_, address):
+        pass
+    with pytest.raises(OSError, match="Connect"):
+        await Completion.open(address, {})
+    with pytest.raises(OSError, match="Connect"):
+        await call(address, "/health")
+    await hung_up(address, 0.02)

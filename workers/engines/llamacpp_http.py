@@ -7,13 +7,16 @@ proposed.
 import asyncio
 import contextlib
 from collections import deque
-from typing import Any, Final
+from collections.abc import Callable
+from typing import Any, Final, TypeVar
 
 import httptools
 import msgspec
 
 from shared.errors import EngineError
 
+_E = TypeVar("_E", bound=asyncio.Protocol)
+_LOOK_S: Final = 0.002
 _MAX_LINE: Final = 1 << 20
 _MAX_BODY: Final = 64 << 20
 
@@ -100,11 +103,60 @@ class Address(msgspec.Struct, frozen=True):
         return ("\r\n".join(lines) + "\r\n\r\n").encode()
 
 
+_open: dict[Address, set["_Line"]] = {}
+"""Our connections to each server, from before they are made until their sockets are closed."""
+
+
+class _Line:
+    """One connection's place in `_open`."""
+
+    def __init__(self, address: Address) -> None:
+        self._address = address
+        _open.setdefault(address, set()).add(self)
+
+    def close(self) -> None:
+        lines = _open.get(self._address, set())
+        lines.discard(self)
+        if not lines:
+            _open.pop(self._address, None)
+
+
+async def hung_up(address: Address, within_s: float) -> None:
+    """Until every connection of ours to that server is closed; raises TimeoutError if that takes longer.
+
+    A server that is told to end waits for its clients to hang up, and holds the interpreter meanwhile: what our loop
+    has not closed by then stays open, and both wait for ever.
+    """
+    async with asyncio.timeout(within_s):
+        while address in _open:  # noqa: ASYNC110 -- once in the life of a server
+            await asyncio.sleep(_LOOK_S)
+    await asyncio.sleep(0)  # a socket is closed right after its protocol has heard of it
+
+
+async def _connect(address: Address, make: Callable[["_Line"], _E]) -> _E:
+    """A new exchange on a connection of its own. Raises OSError."""
+    line, made = _Line(address), False
+
+    def protocol() -> _E:
+        nonlocal made
+        made = True
+        return make(line)
+
+    try:
+        _, exchange = await asyncio.get_running_loop().create_connection(protocol, address.host, address.port)
+    except BaseException:
+        if not made:
+            line.close()
+        raise
+    return exchange
+
+
 class _Exchange(asyncio.Protocol):
     """One request, one response, one connection."""
 
-    def __init__(self, request: bytes) -> None:
+    def __init__(self, request: bytes, line: _Line) -> None:
         self._request = request
+        self._line_out = line
         self._parser = httptools.HttpResponseParser(self)
         self._transport: asyncio.Transport | None = None
         self._body = bytearray()
@@ -114,6 +166,9 @@ class _Exchange(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = transport  # type: ignore[assignment]
         transport.write(self._request)  # type: ignore[attr-defined]
+
+    def connection_lost(self, _exc: Exception | None) -> None:
+        self._line_out.close()
 
     def data_received(self, data: bytes) -> None:
         try:
@@ -156,11 +211,12 @@ class _Exchange(asyncio.Protocol):
 
 
 class _Call(_Exchange):
-    def __init__(self, request: bytes, done: asyncio.Future[None]) -> None:
-        super().__init__(request)
+    def __init__(self, request: bytes, line: _Line, done: asyncio.Future[None]) -> None:
+        super().__init__(request, line)
         self._done = done
 
-    def connection_lost(self, _exc: Exception | None) -> None:
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
         if not self._done.done():
             self._done.set_result(None)
 
@@ -176,7 +232,7 @@ async def call(address: Address, path: str, body: Any = None) -> Any:
     data = b"" if body is None else msgspec.json.encode(body)
     done: asyncio.Future[None] = loop.create_future()
     request = address.head("GET" if body is None else "POST", path, len(data)) + data
-    _, exchange = await loop.create_connection(lambda: _Call(request, done), address.host, address.port)
+    exchange = await _connect(address, lambda line: _Call(request, line, done))
     try:
         await done
     finally:
@@ -187,8 +243,8 @@ async def call(address: Address, path: str, body: Any = None) -> Any:
 class Completion(_Exchange):
     """A streamed `POST /completion`. `closed` resolves as soon as the server is done or the connection is gone."""
 
-    def __init__(self, request: bytes, closed: asyncio.Future[None]) -> None:
-        super().__init__(request)
+    def __init__(self, request: bytes, line: _Line, closed: asyncio.Future[None]) -> None:
+        super().__init__(request, line)
         self._line = bytearray()
         self._chunks: deque[Chunk] = deque()
         self._waiter: asyncio.Future[None] | None = None
@@ -204,8 +260,7 @@ class Completion(_Exchange):
         data = msgspec.json.encode(body)
         closed: asyncio.Future[None] = loop.create_future()
         request = address.head("POST", "/completion", len(data)) + data
-        _, stream = await loop.create_connection(lambda: cls(request, closed), address.host, address.port)
-        return stream
+        return await _connect(address, lambda line: cls(request, line, closed))
 
     def on_body(self, data: bytes) -> None:
         """A piece of the stream: any number of whole and cut lines."""
@@ -227,8 +282,9 @@ class Completion(_Exchange):
                 self._chunks.append(Chunk(error=msgspec.json.decode(line[7:], type=dict[str, Any])))
         self._wake()
 
-    def connection_lost(self, _exc: Exception | None) -> None:
+    def connection_lost(self, exc: Exception | None) -> None:
         """The server closed the connection, or we did."""
+        super().connection_lost(exc)
         self._lost = True
         if not self.closed.done():
             self.closed.set_result(None)

@@ -8,11 +8,16 @@ from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlsplit
 
+import structlog
+
 from shared.errors import EngineError
 from workers.engines.base import EngineRequest, EngineSpec
-from workers.engines.llamacpp_http import Address
+from workers.engines.llamacpp_http import Address, hung_up
+
+log = structlog.get_logger("llamacpp")
 
 _SPARE_HTTP_THREADS: Final = 8
+_HANG_UP_S: Final = 5.0
 _RANDOM_SEED: Final = 0xFFFFFFFF
 _MIB: Final = 1 << 20
 
@@ -104,8 +109,12 @@ class LlamaServer:
         return cls(held, Address(url.hostname, url.port, key))
 
     async def stop(self) -> None:
-        """End the server and free its memory. Idempotent."""
+        """End the server and free its memory, once nobody here holds a connection to it. Idempotent."""
         if self._held:
+            try:
+                await hung_up(self.address, _HANG_UP_S)
+            except TimeoutError:
+                log.warning("connections_left", port=self.address.port)
             await asyncio.to_thread(self._held.clear)
 
 
