@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 if TYPE_CHECKING:
+    from gateway.store.rows import Actor
     from shared.settings_load import Loaded
 
 config_option = click.option(
@@ -24,6 +25,19 @@ def load_settings(config: str | None, overrides: Mapping[str, object] | None = N
     from shared.settings_load import load  # noqa: PLC0415
 
     return load(config, os.environ, overrides or {})
+
+
+def local_actor() -> "Actor":
+    """Who runs this command, for the audit log."""
+    import getpass  # noqa: PLC0415
+
+    from gateway.store.rows import Actor  # noqa: PLC0415
+
+    try:
+        name = getpass.getuser()
+    except (KeyError, OSError):  # a user id without a name
+        name = str(os.getuid())
+    return Actor("local", name=name)
 
 
 def print_json(value: Any) -> None:

@@ -6,11 +6,12 @@ from typing import TYPE_CHECKING, TypeVar
 
 import click
 
-from gateway.cli_common import config_option, json_option, load_settings, print_json, print_table
+from gateway.cli_common import config_option, json_option, load_settings, local_actor, print_json, print_table
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
 
+    from gateway.core.quotas import Limits
     from gateway.store.rows import KeyRow, TenantRow, UsageRow
     from gateway.store.store import Store
 
@@ -40,7 +41,8 @@ def tenant() -> None:
 @click.option("--max-streams", type=int, metavar="N", help="Bound on open requests [default: limits.tenant_streams].")
 def tenant_create(config: str | None, as_json: bool, name: str, max_streams: int | None) -> None:
     """Add a tenant."""
-    row = _with_store(config, lambda store: store.create_tenant(name, max_streams=max_streams))
+    limits = None if max_streams is None else _streams(max_streams)
+    row = _with_store(config, lambda store: store.tenants.create(name, limits=limits, by=local_actor()))
     _print_tenants([row], as_json)
 
 
@@ -49,7 +51,7 @@ def tenant_create(config: str | None, as_json: bool, name: str, max_streams: int
 @json_option
 def tenant_list(config: str | None, as_json: bool) -> None:
     """List all tenants."""
-    _print_tenants(_with_store(config, lambda store: store.tenants()), as_json)
+    _print_tenants(_with_store(config, lambda store: store.tenants.all()), as_json)
 
 
 @tenant.command("disable")
@@ -58,7 +60,7 @@ def tenant_list(config: str | None, as_json: bool) -> None:
 @click.argument("name")
 def tenant_disable(config: str | None, as_json: bool, name: str) -> None:
     """Shut all keys of a tenant out, within a second."""
-    row = _with_store(config, lambda store: store.set_tenant_disabled(name, disabled=True))
+    row = _with_store(config, lambda store: store.tenants.set_disabled(name, disabled=True, by=local_actor()))
     _print_tenants([row], as_json)
 
 
@@ -68,7 +70,7 @@ def tenant_disable(config: str | None, as_json: bool, name: str) -> None:
 @click.argument("name")
 def tenant_enable(config: str | None, as_json: bool, name: str) -> None:
     """Let a disabled tenant's keys in again."""
-    row = _with_store(config, lambda store: store.set_tenant_disabled(name, disabled=False))
+    row = _with_store(config, lambda store: store.tenants.set_disabled(name, disabled=False, by=local_actor()))
     _print_tenants([row], as_json)
 
 
@@ -86,7 +88,9 @@ def key() -> None:
 def key_create(config: str | None, as_json: bool, tenant_name: str, name: str, expires_in: int | None) -> None:
     """Make a key and print it, this once. Standard output gets the key and nothing else."""
     expires_at = None if expires_in is None else int((time.time() + expires_in) * 1000)
-    row, secret = _with_store(config, lambda store: store.create_key(tenant_name, name, expires_at=expires_at))
+    row, secret = _with_store(
+        config, lambda store: store.keys.create(tenant_name, name, expires_at=expires_at, by=local_actor())
+    )
     if as_json:
         import msgspec  # noqa: PLC0415
 
@@ -106,7 +110,7 @@ def key_create(config: str | None, as_json: bool, tenant_name: str, name: str, e
 @click.argument("tenant_name", metavar="[TENANT]", required=False)
 def key_list(config: str | None, as_json: bool, tenant_name: str | None) -> None:
     """List all keys, or one tenant's. The keys themselves are not kept."""
-    _print_keys(_with_store(config, lambda store: store.keys(tenant_name)), as_json)
+    _print_keys(_with_store(config, lambda store: store.keys.all(tenant_name)), as_json)
 
 
 @key.command("revoke")
@@ -118,7 +122,9 @@ def key_list(config: str | None, as_json: bool, tenant_name: str | None) -> None
 )
 def key_revoke(config: str | None, as_json: bool, key_name: str, tenant_name: str | None) -> None:
     """Revoke a key: no gateway takes it after a second."""
-    _print_keys([_with_store(config, lambda store: store.revoke_key(key_name, tenant=tenant_name))], as_json)
+    _print_keys(
+        [_with_store(config, lambda store: store.keys.revoke(key_name, tenant=tenant_name, by=local_actor()))], as_json
+    )
 
 
 @click.group()
@@ -135,10 +141,8 @@ def usage_list(config: str | None, as_json: bool, tenant: str | None, most: int)
     """List the last requests with their tokens."""
 
     async def read(store: "Store") -> "Sequence[UsageRow]":
-        from gateway.store.usage import UsageTable  # noqa: PLC0415
-
-        tenant_id = None if tenant is None else (await store.tenant(tenant)).id
-        return await UsageTable(store).rows(tenant_id=tenant_id, most=most)
+        tenant_id = None if tenant is None else (await store.tenants.one(tenant)).id
+        return await store.usage.rows(tenant_id=tenant_id, most=most)
 
     rows = _with_store(config, read)
     if as_json:
@@ -172,15 +176,18 @@ def _with_store(config: str | None, work: "Callable[[Store], Awaitable[T]]") -> 
     return asyncio.run(run())
 
 
+def _streams(most: int) -> "Limits":
+    from gateway.core.quotas import Limits  # noqa: PLC0415
+
+    return Limits(streams=most)
+
+
 def _print_tenants(rows: "Sequence[TenantRow]", as_json: bool) -> None:
     if as_json:
         print_json(rows)
         return
-    lines = [
-        (row.name, row.id, _time(row.created_at), str(row.max_streams or "default"), _time(row.disabled_at))
-        for row in rows
-    ]
-    print_table(("tenant", "id", "created", "max streams", "disabled"), lines)
+    lines = [(row.name, row.id, _time(row.created_at), row.zone, _time(row.disabled_at)) for row in rows]
+    print_table(("tenant", "id", "created", "calendar", "disabled"), lines)
 
 
 def _print_keys(rows: "Sequence[KeyRow]", as_json: bool) -> None:

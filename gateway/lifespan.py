@@ -22,7 +22,6 @@ from gateway.services.turnstile import Turnstile
 from gateway.services.usage_reader import UsageReader
 from gateway.services.usage_writer import UsageWriter
 from gateway.store.store import Store
-from gateway.store.usage import UsageTable
 from shared.bus import Bus
 from shared.identity import find_identity
 from shared.settings import Settings
@@ -51,7 +50,7 @@ async def opened(settings: Settings) -> AsyncIterator[House]:
         feed = FleetFeed(bus, house.fleet, house.streams, house.turnstile.look)
         heart = Heartbeat(settings.gateway.name, epoch, store.store_id, bus, time.monotonic)
         reader = UsageReader(bus)
-        keeper = Keeper(settings.gateway.name, UsageTable(store), reader, house.usage, heart.gateways, time.monotonic)
+        keeper = Keeper(settings.gateway.name, store.usage, reader, house.usage, heart.gateways, time.monotonic)
         house.meters.watch_usage(house.usage, keeper)
         watch = keyring.watch(store)
         house.meters.watch_keys(watch)

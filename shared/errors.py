@@ -21,7 +21,8 @@
     ├── StoreError                   tenants and keys cannot be read or written
     │   ├── InvalidRecordError       a name or value that may not be stored
     │   ├── UnknownRecordError       no such tenant or key
-    │   └── ConflictError            the name is taken
+    │   ├── ConflictError            the name is taken
+    │   └── StaleRecordError         somebody else changed it since it was read
     ├── SettingsError                a configuration that cannot work, with the full path of the wrong key
     ├── StartError                   the machine is not as a start needs it: port taken, disk full, already running
     ├── ProtocolError                a peer broke the wire protocol
@@ -231,6 +232,10 @@ class UnknownRecordError(StoreError):
 
 class ConflictError(StoreError):
     """The name is taken."""
+
+
+class StaleRecordError(StoreError):
+    """Somebody else changed the row since it was read: look again, then decide."""
 
 
 class SettingsError(EvenflowError):

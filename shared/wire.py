@@ -182,6 +182,10 @@ class Job(msgspec.Struct, array_like=True, frozen=True, kw_only=True, tag="job")
 
     `max_tokens` is what the client asked for: more than fits is refused. The gateway's own limits, where it has some:
     a prompt over `most_prompt` tokens is refused, an answer ends after `most_output` tokens.
+
+    What the tenant's quotas leave for the whole request, prompt and all its `choices` together: the answer ends before
+    they take more than `most_total`, and a prompt that leaves no token of it to each of them is refused; what was asked
+    for and could never fit into `window` is refused as well.
     """
 
     proto: int = PROTO
@@ -205,6 +209,9 @@ class Job(msgspec.Struct, array_like=True, frozen=True, kw_only=True, tag="job")
     resume: Resume | None = None
     most_prompt: int | None = None
     most_output: int | None = None
+    most_total: int | None = None
+    window: int | None = None
+    choices: int = 1
 
 
 class Accept(msgspec.Struct, array_like=True, frozen=True, kw_only=True, tag="accept"):
@@ -390,7 +397,8 @@ class Open(msgspec.Struct, array_like=True, frozen=True, kw_only=True, tag="open
     """`usage.g.<gid>`, before each job: what was reserved for the attempt.
 
     The request in an `aid` is the gateway's own id of it, a UUID: a client that names two requests alike pays for both.
-    `label` is the id that the client knows. Of an answer that is not `streamed`, nothing is delivered before all is.
+    `label` is the id that the client knows. `day` is when it counts for budgets: the ordinal of the date in the tenant's
+    calendar (1 is 1 January of year 1). Of an answer that is not `streamed`, nothing is delivered before all is.
     """
 
     n: int
@@ -404,7 +412,7 @@ class Open(msgspec.Struct, array_like=True, frozen=True, kw_only=True, tag="open
     reserved: int
     max_tokens: int
     strict: bool
-    periods: tuple[str, ...] = ()
+    day: int = 0
     label: str = ""
     streamed: bool = True
 
@@ -444,6 +452,7 @@ class Close(msgspec.Struct, array_like=True, frozen=True, kw_only=True, tag="clo
     decode_ms: float
     outcome: str
     label: str = ""
+    day: int = 0
 
 
 class Orphan(msgspec.Struct, array_like=True, frozen=True, kw_only=True, tag="orphan"):

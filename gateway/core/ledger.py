@@ -215,4 +215,5 @@ def _reconciled(rid: str, request: _Request, opened: Open) -> Close:
         decode_ms=0.0,
         outcome=LOST,
         label=opened.label,
+        day=opened.day,
     )

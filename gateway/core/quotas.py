@@ -35,6 +35,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     requests: int = 0
     tokens: int = 0
     streams: int = 0
+    long_prompts: int = 0
     daily: int = 0
     monthly: int = 0
     strict: bool = False

@@ -70,8 +70,13 @@ class Keyring:
     def load(self, snapshot: Snapshot) -> None:
         """Take over a snapshot whole: checks see all of the old one or all of the new one."""
         entries = {}
+        streams = {
+            quota.tenant_id: quota.limits.streams or None
+            for quota in snapshot.quotas
+            if not quota.key_id and not quota.model
+        }
         for row in snapshot.credentials:
-            principal = Principal(row.tenant_id, row.tenant_name, row.key_id, row.max_streams)
+            principal = Principal(row.tenant_id, row.tenant_name, row.key_id, streams.get(row.tenant_id))
             expires_at_s = float("inf") if row.expires_at is None else row.expires_at / 1000
             entries[row.hash] = _Entry(principal, expires_at_s)
         self._entries = entries

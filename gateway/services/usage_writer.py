@@ -39,6 +39,7 @@ class Bill(msgspec.Struct, eq=False, kw_only=True):
     tenant: str
     key: str
     streamed: bool
+    day: int = 0
     model: str = ""
     version: str = ""
     delivered: int = 0
@@ -132,6 +133,7 @@ class UsageWriter:
             reserved=0,
             max_tokens=max_tokens or 0,
             strict=False,
+            day=bill.day,
             label=bill.label,
             streamed=bill.streamed,
         )
@@ -231,6 +233,7 @@ class UsageWriter:
             model=bill.model,
             version=bill.version,
             label=bill.label,
+            day=bill.day,
             **msgspec.structs.asdict(sums),
         )
         self._queue("close", bill.id, close)

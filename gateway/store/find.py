@@ -1,12 +1,14 @@
-"""Rows of tenants and keys, found by what people call them. Every function runs in its caller's transaction."""
+"""Rows of tenants, keys and quotas, found by what people call them. Every function runs in its caller's transaction."""
 
-from typing import Final
+from typing import Any, Final
 
+import msgspec
 from sqlalchemy import ColumnElement, and_, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from gateway.core.quotas import Limits
 from gateway.store import schema
-from gateway.store.rows import KeyRow, TenantRow
+from gateway.store.rows import KeyRow, QuotaRow, TenantRow
 from shared.errors import UnknownRecordError
 
 TENANT: Final = select(
@@ -14,7 +16,8 @@ TENANT: Final = select(
     schema.tenants.c.name,
     schema.tenants.c.created_at,
     schema.tenants.c.disabled_at,
-    schema.tenants.c.max_streams,
+    schema.tenants.c.zone,
+    schema.tenants.c.version,
 )
 """Every tenant as a `TenantRow`."""
 KEY: Final = select(
@@ -26,8 +29,39 @@ KEY: Final = select(
     schema.keys.c.created_at,
     schema.keys.c.expires_at,
     schema.keys.c.revoked_at,
+    schema.keys.c.scopes,
+    schema.keys.c.models,
+    schema.keys.c.networks,
+    schema.keys.c.last_used_at,
+    schema.keys.c.replaced_by,
+    schema.keys.c.version,
 ).join_from(schema.keys, schema.tenants)
-"""Every key as a `KeyRow`."""
+"""Every key, for `key_row`."""
+QUOTA: Final = select(schema.quotas)
+"""Every row of limits, for `quota_row`."""
+
+_TEXTS = msgspec.json.Decoder(tuple[str, ...])
+
+
+def texts(column: str | None) -> tuple[str, ...] | None:
+    """A list of text, as the tables keep it."""
+    return None if column is None else _TEXTS.decode(column)
+
+
+def key_row(row: Any) -> KeyRow:
+    """A row of `KEY`."""
+    found = row._asdict()
+    return KeyRow(
+        **found
+        | {"scopes": texts(found["scopes"]), "models": texts(found["models"]), "networks": texts(found["networks"])}
+    )
+
+
+def quota_row(row: Any) -> QuotaRow:
+    """A row of `QUOTA`."""
+    found = row._asdict()
+    limits = Limits(**{name: found.pop(name) for name in Limits.__struct_fields__})
+    return QuotaRow(limits=limits, **found)
 
 
 async def one_tenant(connection: AsyncConnection, tenant: str) -> TenantRow:
@@ -45,7 +79,7 @@ async def _owners(connection: AsyncConnection, key: str) -> list[str]:
     """The tenants that have a key of this name: those of keys in force, if there are any. None for a key's id."""
     if (await connection.execute(select(schema.keys.c.id).where(schema.keys.c.id == key))).first() is not None:
         return []
-    rows = [KeyRow(*row) for row in await connection.execute(KEY.where(schema.keys.c.name == key))]
+    rows = [key_row(row) for row in await connection.execute(KEY.where(schema.keys.c.name == key))]
     live = [row for row in rows if row.revoked_at is None]
     return sorted({row.tenant_name for row in live or rows})
 
@@ -66,8 +100,12 @@ async def one_key(connection: AsyncConnection, key: str, tenant: str | None) -> 
     if tenant is not None:
         owner = await one_tenant(connection, tenant)
         which = and_(schema.keys.c.tenant_id == owner.id, (schema.keys.c.name == key) | (schema.keys.c.id == key))
-    newest = schema.keys.c.revoked_at.is_(None).desc(), schema.keys.c.created_at.desc()
+    newest = (
+        schema.keys.c.revoked_at.is_(None).desc(),
+        schema.keys.c.replaced_by.is_(None).desc(),
+        schema.keys.c.created_at.desc(),
+    )
     row = (await connection.execute(KEY.where(which).order_by(*newest).limit(1))).first()
     if row is None:
         raise UnknownRecordError(f"there is no key {key!r}" + (f" of tenant {tenant}" if tenant else ""))
-    return KeyRow(*row)
+    return key_row(row)

@@ -1,22 +1,52 @@
 """What the store gives out: frozen rows. Times are milliseconds since 1970, UTC."""
 
+from typing import Literal
+
 import msgspec
 
 from gateway.core.charging import Totals
+from gateway.core.quotas import Limits
+
+
+class Actor(msgspec.Struct, frozen=True):
+    """Who makes a change: an `admin` or `token` of the admin plane, somebody `local`, or the `system` itself.
+
+    `source` is the address it came from; `local` for this machine.
+    """
+
+    kind: Literal["admin", "token", "local", "system"]
+    id: str = ""
+    name: str = ""
+    source: str = "local"
 
 
 class TenantRow(msgspec.Struct, frozen=True):
-    """A tenant. `max_streams` bounds its open requests; `None` leaves the bound to the settings."""
+    """A tenant. `zone` is the IANA name of the calendar that its budgets go by."""
 
     id: str
     name: str
     created_at: int
     disabled_at: int | None
-    max_streams: int | None
+    zone: str
+    version: int
+
+
+class QuotaRow(msgspec.Struct, frozen=True):
+    """The limits of a tenant, of one of its keys (`key_id`), of a model for it, or of a model for one key."""
+
+    tenant_id: str
+    key_id: str
+    model: str
+    limits: Limits
+    updated_at: int
+    version: int
 
 
 class KeyRow(msgspec.Struct, frozen=True):
-    """A key as people may see it: never the key itself nor its hash. `display` is how it starts."""
+    """A key as people may see it: never the key itself nor its hash. `display` is how it starts.
+
+    `models` and `networks` are `None` where all are allowed. Once rotated it is `replaced_by` the id of another.
+    """
 
     id: str
     tenant_id: str
@@ -26,6 +56,12 @@ class KeyRow(msgspec.Struct, frozen=True):
     created_at: int
     expires_at: int | None
     revoked_at: int | None
+    scopes: tuple[str, ...]
+    models: tuple[str, ...] | None
+    networks: tuple[str, ...] | None
+    last_used_at: int | None
+    replaced_by: str | None
+    version: int
 
 
 class CredentialRow(msgspec.Struct, frozen=True):
@@ -35,20 +71,27 @@ class CredentialRow(msgspec.Struct, frozen=True):
     key_id: str
     tenant_id: str
     tenant_name: str
-    max_streams: int | None
     expires_at: int | None
+    zone: str = "UTC"
+    scopes: tuple[str, ...] = ("inference",)
+    models: tuple[str, ...] | None = None
+    networks: tuple[str, ...] | None = None
 
 
 class Snapshot(msgspec.Struct, frozen=True):
-    """One consistent read: every key that is not revoked, of every tenant that is not disabled, at `revision`."""
+    """One consistent read at `revision`: every key that is not revoked, of every tenant that is not disabled.
+
+    And the limits of those tenants.
+    """
 
     store_id: str
     revision: int
     credentials: tuple[CredentialRow, ...]
+    quotas: tuple[QuotaRow, ...] = ()
 
 
 class UsageRow(Totals, frozen=True):
-    """What one request used, and whose it was. `sequence` is its place in the stream."""
+    """What one request used, and whose it was. `sequence` is its place in the stream, `day` as in `core.calendar`."""
 
     id: str
     sequence: int
@@ -58,6 +101,7 @@ class UsageRow(Totals, frozen=True):
     key_id: str
     model: str
     version: str
+    day: int
 
 
 class Progress(msgspec.Struct, frozen=True):

@@ -10,8 +10,8 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from gateway.core.ledger import Closed
 from gateway.store import schema
+from gateway.store.database import Database
 from gateway.store.rows import Progress, UsageRow
-from gateway.store.store import Store
 
 _MOST = 2**53
 """Counts beyond it are nonsense, and a database that refused them would refuse all that comes behind."""
@@ -23,13 +23,13 @@ _PROGRESS = tuple(schema.usage_progress.c[name] for name in Progress.__struct_fi
 class UsageTable:
     """The tables of usage. Every method is one transaction, and raises `StoreError` if the database cannot be used."""
 
-    def __init__(self, store: Store) -> None:
-        self._store = store
+    def __init__(self, database: Database) -> None:
+        self._database = database
 
     async def lease(self, name: str, holder: str, ttl_ms: int) -> bool:
         """Take the lease, or renew one's own, for `ttl_ms` from now. False: somebody else has it."""
-        now = self._store.now_ms
-        async with self._store.transaction(writes=True) as connection:
+        now = self._database.now_ms()
+        async with self._database.write() as connection:
             wanted = {"name": name, "holder": holder, "expires_at": now + ttl_ms}
             free = (schema.leases.c.holder == holder) | (schema.leases.c.expires_at <= now)
             taken = await connection.execute(
@@ -42,12 +42,12 @@ class UsageTable:
     async def release(self, name: str, holder: str) -> None:
         """Give the lease up, if one has it."""
         mine = (schema.leases.c.name == name) & (schema.leases.c.holder == holder)
-        async with self._store.transaction(writes=True) as connection:
+        async with self._database.write() as connection:
             await connection.execute(update(schema.leases).where(mine).values(expires_at=0))
 
     async def progress(self) -> Progress:
         """How far the stream has been read."""
-        async with self._store.transaction(writes=False) as connection:
+        async with self._database.read() as connection:
             return Progress(*(await connection.execute(select(*_PROGRESS))).one())
 
     async def record(self, closed: Sequence[Closed], progress: Progress) -> None:
@@ -55,7 +55,7 @@ class UsageTable:
 
         A request that has its row keeps it: repeating this, whole or in part, changes nothing.
         """
-        async with self._store.transaction(writes=True) as connection:
+        async with self._database.write() as connection:
             if closed:
                 rows = [_values(one) for one in closed]
                 await connection.execute(_insert(connection, schema.usage).on_conflict_do_nothing(), rows)
@@ -67,7 +67,7 @@ class UsageTable:
 
     async def known(self, ids: Iterable[str]) -> set[str]:
         """Which of these requests have their row."""
-        async with self._store.transaction(writes=False) as connection:
+        async with self._database.read() as connection:
             rows = await connection.execute(select(schema.usage.c.id).where(schema.usage.c.id.in_(list(ids))))
             return {row.id for row in rows}
 
@@ -76,7 +76,7 @@ class UsageTable:
         query = select(*_USAGE).order_by(schema.usage.c.closed_at.desc(), schema.usage.c.id.desc()).limit(most)
         if tenant_id is not None:
             query = query.where(schema.usage.c.tenant_id == tenant_id)
-        async with self._store.transaction(writes=False) as connection:
+        async with self._database.read() as connection:
             return tuple(UsageRow(*row) for row in await connection.execute(query))
 
 

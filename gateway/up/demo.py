@@ -5,6 +5,7 @@ import hmac
 from pathlib import Path
 
 from gateway.core.keys import fingerprint, well_formed
+from gateway.store.rows import Actor
 from gateway.store.store import Store
 from gateway.up.files import read_private, write_private
 from shared.errors import ConflictError
@@ -13,6 +14,7 @@ from shared.settings import Settings
 TENANT = "demo"
 KEY_FILE = "demo.key"
 _KEY_NAME = "demo"
+_BY = Actor("system", name="evenflow up")
 
 
 async def demo_key(settings: Settings, state: Path) -> str:
@@ -49,9 +51,9 @@ async def _opens(store: Store, key: str) -> bool:
 
 async def _new(store: Store) -> str:
     with contextlib.suppress(ConflictError):  # there already
-        await store.create_tenant(TENANT)
-    for row in await store.keys(TENANT):
+        await store.tenants.create(TENANT, by=_BY)
+    for row in await store.keys.all(TENANT):
         if row.name == _KEY_NAME and row.revoked_at is None:
-            await store.revoke_key(row.id)
-    _, secret = await store.create_key(TENANT, _KEY_NAME)
+            await store.keys.revoke(row.id, by=_BY)
+    _, secret = await store.keys.create(TENANT, _KEY_NAME, by=_BY)
     return secret

@@ -11,8 +11,10 @@ from pathlib import Path
 
 from gateway.app import admin_app, tenant_app
 from gateway.context import House
+from gateway.core.quotas import Limits
 from gateway.lifespan import opened
 from gateway.serve import _listen, _server
+from gateway.store.rows import Actor
 from gateway.store.store import Store
 from shared.bus import Bus
 from shared.identity import find_identity
@@ -23,6 +25,8 @@ from tests.e2e.clients import eventually
 from tests.usage.real import Server, server
 from workers.compose import make_engine, spec_for
 from workers.node import Node
+
+BY = Actor("local", name="test")
 
 MOST = 128
 """Streams that the tenant may have open."""
@@ -129,8 +133,8 @@ def _settings(nats: Server, directory: Path, url: str, worker: dict[str, object]
 async def _key(settings: Settings) -> str:
     store = await Store.open(settings)
     try:
-        await store.create_tenant("demo", max_streams=MOST)
-        return (await store.create_key("demo", "test"))[1]
+        await store.tenants.create("demo", limits=Limits(streams=MOST), by=BY)
+        return (await store.keys.create("demo", "test", by=BY))[1]
     finally:
         await store.close()
 

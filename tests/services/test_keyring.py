@@ -5,12 +5,15 @@ import pytest
 import structlog
 
 from gateway.core.keys import fingerprint, new_key
+from gateway.core.quotas import Limits
 from gateway.services import keyring as keyrings
 from gateway.services.keyring import Keyring, Principal
-from gateway.store.rows import CredentialRow, Snapshot
+from gateway.store.rows import Actor, CredentialRow, Snapshot
 from gateway.store.store import Store
 from shared.errors import AuthenticationError, StoreError
 from shared.settings import Settings, StoreSettings
+
+BY = Actor("local", name="test")
 
 PEPPER = b"p" * 32
 NOW_S = 1_700_000_000.0
@@ -26,7 +29,7 @@ class Clock:
 
 
 def credential(key=KEY, *, key_id="k1", expires_at=None, pepper=PEPPER):
-    return CredentialRow(fingerprint(pepper, key), key_id, "t1", "acme", 5, expires_at)
+    return CredentialRow(fingerprint(pepper, key), key_id, "t1", "acme", expires_at)
 
 
 def snapshot(*credentials, revision=1):
@@ -51,7 +54,7 @@ def logs():
 
 def test_a_key_is_who_it_belongs_to(keyring):
     keyring.load(snapshot(credential()))
-    assert keyring.check(KEY) == Principal("t1", "acme", "k1", 5)
+    assert keyring.check(KEY) == Principal("t1", "acme", "k1", None)
     assert len(keyring) == 1
 
 
@@ -257,13 +260,13 @@ async def test_a_key_revoked_by_another_process_is_refused_after_the_next_poll(t
     files = StoreSettings(url=f"sqlite+aiosqlite:///{tmp_path}/store.db", pepper_file=str(tmp_path / "pepper"))
     here, there = [await Store.open(Settings(store=files)) for _ in range(2)]
     try:
-        await there.create_tenant("acme", max_streams=2)
-        row, secret = await there.create_key("acme", "k")
+        await there.tenants.create("acme", limits=Limits(streams=2), by=BY)
+        row, secret = await there.keys.create("acme", "k", by=BY)
         keyring = Keyring(here.pepper, clock)
         async with keyring.watch(here, sleep=sleeper):
             asleep = await sleeper.fall_asleep()
             assert keyring.check(secret) == Principal(row.tenant_id, "acme", row.id, 2)
-            await there.revoke_key(row.id)
+            await there.keys.revoke(row.id, by=BY)
             asleep.set()
             await sleeper.fall_asleep()
             with pytest.raises(AuthenticationError):

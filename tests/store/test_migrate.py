@@ -9,13 +9,17 @@ from sqlalchemy import inspect as look
 
 import gateway.store
 from gateway.core.keys import fingerprint
+from gateway.core.quotas import Limits
 from gateway.store import schema
 from gateway.store.engine import new_engine
 from gateway.store.migrate import HEAD, migrate
+from gateway.store.rows import Actor
 from gateway.store.store import Store
 from shared.errors import StoreError
 
-STEPS = ["0001", "0002", "0003"]
+BY = Actor("local", name="test")
+
+STEPS = ["0001", "0002", "0003", "0004"]
 
 
 def script():
@@ -86,12 +90,14 @@ async def test_data_goes_forwards_and_back(settings):
 
     store = await Store.open(settings)  # brings it to HEAD
     assert store.store_id == identity[0]
-    (tenant,) = await store.tenants()
-    assert (tenant.name, tenant.created_at, tenant.max_streams) == ("acme", 5, None)
-    await store.create_tenant("bounded", max_streams=3)
-    _, secret = await store.create_key("bounded", "new")
+    (tenant,) = await store.tenants.all()
+    assert (tenant.name, tenant.created_at, tenant.zone) == ("acme", 5, "UTC")
+    await store.tenants.create("bounded", limits=Limits(streams=3), by=BY)
+    _, secret = await store.keys.create("bounded", "new", by=BY)
     await store.close()
 
+    await go(settings, "0003")
+    assert rows(settings, "SELECT name, max_streams FROM tenants ORDER BY name") == [("acme", None), ("bounded", 3)]
     await go(settings, "0001")
     assert rows(settings, "SELECT * FROM tenants WHERE id = 't1'") == [("t1", "acme", 5, None)]
     kept = rows(settings, "SELECT hash FROM keys ORDER BY name DESC")
@@ -99,7 +105,7 @@ async def test_data_goes_forwards_and_back(settings):
     assert rows(settings, "SELECT version_num FROM alembic_version") == [("0001",)]
 
     again = await Store.open(settings)
-    assert [t.max_streams for t in await again.tenants()] == [None, None]
+    assert [t.zone for t in await again.tenants.all()] == ["UTC", "UTC"]
     assert len((await again.snapshot()).credentials) == 2
     await again.close()
 
@@ -140,6 +146,6 @@ async def test_a_store_of_a_newer_evenflow_is_refused(settings):
 
 async def test_the_file_is_in_wal_mode_with_foreign_keys(settings, store):
     assert rows(settings, "PRAGMA journal_mode") == [("wal",)]
-    async with store._read() as connection:
+    async with store._database.read() as connection:
         assert (await connection.exec_driver_sql("PRAGMA foreign_keys")).scalar_one() == 1
         assert (await connection.exec_driver_sql("PRAGMA busy_timeout")).scalar_one() >= 5000

@@ -19,16 +19,19 @@ PROCESSES = 4
 OPEN = """
 import asyncio, json, sys, time
 import msgspec
+from gateway.store.rows import Actor
 from gateway.store.store import Store
 from shared.settings import Settings
+
+BY = Actor("local", name="test")
 settings = msgspec.json.decode(sys.argv[1], type=Settings)
 async def main():
     import alembic.command  # not what is raced for
     print("here", flush=True)
     sys.stdin.readline()
     store = await Store.open(settings)
-    await store.create_tenant(sys.argv[2])
-    key, secret = await store.create_key(sys.argv[2], "k")
+    await store.tenants.create(sys.argv[2], by=BY)
+    key, secret = await store.keys.create(sys.argv[2], "k", by=BY)
     print(json.dumps([store.store_id, store.pepper.hex(), await store.revision()]), flush=True)
     await store.close()
 asyncio.run(main())

@@ -8,9 +8,12 @@ import pytest
 from msgspec.structs import replace
 
 from gateway.core.keys import display, fingerprint, well_formed
-from gateway.store.engine import writing
+from gateway.core.quotas import Limits
+from gateway.store.rows import Actor
 from gateway.store.store import Store
 from shared.errors import ConflictError, InvalidRecordError, SettingsError, StoreError, UnknownRecordError
+
+BY = Actor("local", name="test")
 
 DAY_MS = 86_400_000
 
@@ -20,124 +23,125 @@ def database(settings):
 
 
 async def test_a_tenant_and_its_key(store, clock):
-    tenant = await store.create_tenant("acme", max_streams=7)
-    assert (tenant.name, tenant.created_at, tenant.disabled_at, tenant.max_streams) == ("acme", clock.now, None, 7)
-    assert await store.tenants() == (tenant,)
-    key, secret = await store.create_key("acme", "laptop", expires_at=clock.now + DAY_MS)
+    tenant = await store.tenants.create("acme", limits=Limits(streams=7), by=BY)
+    assert (tenant.name, tenant.created_at, tenant.disabled_at, tenant.zone) == ("acme", clock.now, None, "UTC")
+    assert await store.tenants.all() == (tenant,)
+    key, secret = await store.keys.create("acme", "laptop", expires_at=clock.now + DAY_MS, by=BY)
     assert well_formed(secret)
     assert (key.tenant_id, key.tenant_name, key.name, key.display) == (tenant.id, "acme", "laptop", display(secret))
     assert (key.created_at, key.expires_at, key.revoked_at) == (clock.now, clock.now + DAY_MS, None)
-    assert await store.keys() == (key,)
+    assert await store.keys.all() == (key,)
     snapshot = await store.snapshot()
     (credential,) = snapshot.credentials
     assert credential.hash == fingerprint(store.pepper, secret)
-    assert (credential.key_id, credential.tenant_id, credential.max_streams) == (key.id, tenant.id, 7)
+    assert (credential.key_id, credential.tenant_id, credential.zone) == (key.id, tenant.id, "UTC")
+    assert [(q.tenant_id, q.limits) for q in snapshot.quotas] == [(tenant.id, Limits(streams=7))]
 
 
 async def test_the_key_itself_is_nowhere_on_disk(store, settings):
-    await store.create_tenant("acme")
-    _, secret = await store.create_key("acme", "k")
+    await store.tenants.create("acme", by=BY)
+    _, secret = await store.keys.create("acme", "k", by=BY)
     files = list(database(settings).parent.parent.rglob("*"))
     assert any(file.suffix == ".db" for file in files)
     assert not any(secret[9:].encode() in file.read_bytes() for file in files if file.is_file())
 
 
 async def test_two_keys_differ(store):
-    await store.create_tenant("acme")
-    secrets = {(await store.create_key("acme", f"k{i}"))[1] for i in range(5)}
+    await store.tenants.create("acme", by=BY)
+    secrets = {(await store.keys.create("acme", f"k{i}", by=BY))[1] for i in range(5)}
     assert len(secrets) == 5
 
 
 async def test_names_are_taken_once(store):
-    await store.create_tenant("acme")
-    await store.create_tenant("other")
+    await store.tenants.create("acme", by=BY)
+    await store.tenants.create("other", by=BY)
     before = await store.revision()
     with pytest.raises(ConflictError, match="tenant named acme"):
-        await store.create_tenant("acme")
-    await store.create_key("acme", "k")
-    await store.create_key("other", "k")
+        await store.tenants.create("acme", by=BY)
+    await store.keys.create("acme", "k", by=BY)
+    await store.keys.create("other", "k", by=BY)
     with pytest.raises(ConflictError, match="revoke it first"):
-        await store.create_key("acme", "k")
+        await store.keys.create("acme", "k", by=BY)
     assert await store.revision() == before + 2
-    await store.revoke_key("k", tenant="acme")
-    await store.create_key("acme", "k")
-    assert len(await store.keys("acme")) == 2
+    await store.keys.revoke("k", tenant="acme", by=BY)
+    await store.keys.create("acme", "k", by=BY)
+    assert len(await store.keys.all("acme")) == 2
 
 
 @pytest.mark.parametrize("name", ["", "A", "-a", "a b", "a" * 64, "ä", "a\n"])
 async def test_names_are_checked(store, name):
-    await store.create_tenant("acme")
+    await store.tenants.create("acme", by=BY)
     with pytest.raises(InvalidRecordError, match="tenant name"):
-        await store.create_tenant(name)
+        await store.tenants.create(name, by=BY)
     with pytest.raises(InvalidRecordError, match="key name"):
-        await store.create_key("acme", name)
+        await store.keys.create("acme", name, by=BY)
 
 
 async def test_values_are_checked(store, clock):
-    with pytest.raises(InvalidRecordError, match="at least 1"):
-        await store.create_tenant("acme", max_streams=0)
-    await store.create_tenant("acme")
+    with pytest.raises(InvalidRecordError, match="from 0"):
+        await store.tenants.create("acme", limits=Limits(streams=-1), by=BY)
+    await store.tenants.create("acme", by=BY)
     with pytest.raises(InvalidRecordError, match="expire"):
-        await store.create_key("acme", "k", expires_at=clock.now)
+        await store.keys.create("acme", "k", expires_at=clock.now, by=BY)
 
 
 async def test_what_does_not_exist_is_named(store):
     with pytest.raises(UnknownRecordError, match="no tenant 'acme'"):
-        await store.create_key("acme", "k")
+        await store.keys.create("acme", "k", by=BY)
     with pytest.raises(UnknownRecordError, match="no tenant 'acme'"):
-        await store.keys("acme")
+        await store.keys.all("acme")
     with pytest.raises(UnknownRecordError, match="no key 'k'"):
-        await store.revoke_key("k")
-    await store.create_tenant("acme")
+        await store.keys.revoke("k", by=BY)
+    await store.tenants.create("acme", by=BY)
     with pytest.raises(UnknownRecordError, match="no key 'k' of tenant acme"):
-        await store.revoke_key("k", tenant="acme")
+        await store.keys.revoke("k", tenant="acme", by=BY)
     assert await store.revision() == 1
 
 
 async def test_revoking(store, clock):
-    await store.create_tenant("acme")
-    key, _ = await store.create_key("acme", "k")
+    await store.tenants.create("acme", by=BY)
+    key, _ = await store.keys.create("acme", "k", by=BY)
     clock.now += 5
-    revoked = await store.revoke_key(key.id)
-    assert revoked == replace(key, revoked_at=clock.now)
+    revoked = await store.keys.revoke(key.id, by=BY)
+    assert revoked == replace(key, revoked_at=clock.now, version=2)
     clock.now += 5
     revision = await store.revision()
-    assert await store.revoke_key(key.id) == revoked
+    assert await store.keys.revoke(key.id, by=BY) == revoked
     assert await store.revision() == revision
-    assert await store.keys() == (revoked,)
+    assert await store.keys.all() == (revoked,)
     assert (await store.snapshot()).credentials == ()
 
 
 async def test_a_key_of_another_tenant_is_not_revoked_by_its_name(store):
-    await store.create_tenant("acme")
-    await store.create_tenant("other")
-    key, _ = await store.create_key("other", "k")
+    await store.tenants.create("acme", by=BY)
+    await store.tenants.create("other", by=BY)
+    key, _ = await store.keys.create("other", "k", by=BY)
     for name in ("k", key.id):
         with pytest.raises(UnknownRecordError):
-            await store.revoke_key(name, tenant="acme")
+            await store.keys.revoke(name, tenant="acme", by=BY)
 
 
 async def test_a_name_that_only_one_tenant_has_needs_no_tenant(store):
     for tenant in ("acme", "other"):
-        await store.create_tenant(tenant)
-        await store.create_key(tenant, "k")
+        await store.tenants.create(tenant, by=BY)
+        await store.keys.create(tenant, "k", by=BY)
     with pytest.raises(UnknownRecordError, match=r"several tenants have a key 'k' \(acme, other\): --tenant NAME"):
-        await store.revoke_key("k")
-    assert {row.revoked_at for row in await store.keys()} == {None}
-    await store.revoke_key("k", tenant="acme")
-    revoked = await store.revoke_key("k")  # one in force is left
+        await store.keys.revoke("k", by=BY)
+    assert {row.revoked_at for row in await store.keys.all()} == {None}
+    await store.keys.revoke("k", tenant="acme", by=BY)
+    revoked = await store.keys.revoke("k", by=BY)  # one in force is left
     assert (revoked.tenant_name, revoked.revoked_at is None) == ("other", False)
 
 
 async def test_a_disabled_tenant_has_no_credentials(store, clock):
-    tenant = await store.create_tenant("acme")
-    await store.create_key("acme", "k")
-    disabled = await store.set_tenant_disabled("acme", disabled=True)
+    tenant = await store.tenants.create("acme", by=BY)
+    await store.keys.create("acme", "k", by=BY)
+    disabled = await store.tenants.set_disabled("acme", disabled=True, by=BY)
     assert disabled.disabled_at == clock.now
     clock.now += 1
-    assert (await store.set_tenant_disabled(tenant.id, disabled=True)).disabled_at == disabled.disabled_at
+    assert (await store.tenants.set_disabled(tenant.id, disabled=True, by=BY)).disabled_at == disabled.disabled_at
     assert (await store.snapshot()).credentials == ()
-    assert (await store.set_tenant_disabled("acme", disabled=False)).disabled_at is None
+    assert (await store.tenants.set_disabled("acme", disabled=False, by=BY)).disabled_at is None
     assert len((await store.snapshot()).credentials) == 1
 
 
@@ -147,37 +151,37 @@ async def test_every_change_bumps_the_revision(store):
     async def note():
         seen.append(await store.revision())
 
-    await store.create_tenant("acme")
+    await store.tenants.create("acme", by=BY)
     await note()
-    await store.create_key("acme", "k")
+    await store.keys.create("acme", "k", by=BY)
     await note()
-    await store.revoke_key("k", tenant="acme")
+    await store.keys.revoke("k", tenant="acme", by=BY)
     await note()
-    await store.set_tenant_disabled("acme", disabled=True)
+    await store.tenants.set_disabled("acme", disabled=True, by=BY)
     await note()
     assert seen == [0, 1, 2, 3, 4]
     assert (await store.snapshot()).revision == 4
 
 
 async def test_a_change_that_fails_bumps_nothing_and_leaves_nothing(store, settings):
-    await store.create_tenant("acme")
+    await store.tenants.create("acme", by=BY)
     with sqlite3.connect(database(settings)) as other:
         other.execute("CREATE TRIGGER no BEFORE INSERT ON keys BEGIN SELECT RAISE(FAIL, 'not today'); END")
     other.close()
     with pytest.raises(StoreError):
-        await store.create_key("acme", "k")
+        await store.keys.create("acme", "k", by=BY)
     assert await store.revision() == 1
-    assert await store.keys() == ()
+    assert await store.keys.all() == ()
 
 
 async def test_a_snapshot_sees_one_moment(store, settings):
     """A change between the two reads of a snapshot is in neither: the revision is that of the keys."""
-    await store.create_tenant("acme")
-    await store.create_key("acme", "k")
-    async with store._read() as connection:
+    await store.tenants.create("acme", by=BY)
+    await store.keys.create("acme", "k", by=BY)
+    async with store._database.read() as connection:
         number = (await connection.exec_driver_sql("SELECT number FROM revision")).scalar_one()
         other = await Store.open(settings)
-        await other.revoke_key("k", tenant="acme")
+        await other.keys.revoke("k", tenant="acme", by=BY)
         await other.close()
         live = (await connection.exec_driver_sql("SELECT count(*) FROM keys WHERE revoked_at IS NULL")).scalar_one()
     assert (number, live) == (2, 1)
@@ -186,17 +190,19 @@ async def test_a_snapshot_sees_one_moment(store, settings):
 
 async def test_writers_wait_for_each_other(store, settings):
     other = await Store.open(settings)
-    await store.create_tenant("acme")
-    await asyncio.gather(*(s.create_key("acme", f"{n}-{i}") for i in range(10) for n, s in enumerate((store, other))))
+    await store.tenants.create("acme", by=BY)
+    await asyncio.gather(
+        *(s.keys.create("acme", f"{n}-{i}", by=BY) for i in range(10) for n, s in enumerate((store, other)))
+    )
     await other.close()
     assert await store.revision() == 21
-    assert len(await store.keys()) == 20
+    assert len(await store.keys.all()) == 20
 
 
 async def test_a_transaction_that_will_write_holds_the_lock_from_its_start(store, settings):
     """Taken later, after a read, the lock could not be waited for."""
     with sqlite3.connect(database(settings), timeout=0) as other:
-        async with store._transaction(writing(store._engine)) as connection:
+        async with store._database.write() as connection:
             await connection.exec_driver_sql("SELECT number FROM revision")
             with pytest.raises(sqlite3.OperationalError, match="locked"):
                 other.execute("BEGIN IMMEDIATE")
@@ -205,12 +211,12 @@ async def test_a_transaction_that_will_write_holds_the_lock_from_its_start(store
 
 
 async def test_reopening_keeps_everything(store, settings):
-    await store.create_tenant("acme")
-    key, _ = await store.create_key("acme", "k")
+    await store.tenants.create("acme", by=BY)
+    key, _ = await store.keys.create("acme", "k", by=BY)
     await store.close()
     again = await Store.open(settings)
     assert (again.store_id, again.pepper) == (store.store_id, store.pepper)
-    assert await again.keys() == (key,)
+    assert await again.keys.all() == (key,)
     await again.close()
 
 
@@ -219,8 +225,8 @@ async def test_a_wrong_pepper_is_noticed_once_there_are_keys(store, settings):
     await store.close()
     pepper.write_bytes(b"x" * 32)
     second = await Store.open(settings)
-    await second.create_tenant("acme")
-    await second.create_key("acme", "k")
+    await second.tenants.create("acme", by=BY)
+    await second.keys.create("acme", "k", by=BY)
     await second.close()
     pepper.write_bytes(b"y" * 32)
     with pytest.raises(StoreError, match="not the one that the keys here were made with"):
@@ -240,7 +246,7 @@ async def test_only_its_owner_reads_the_store(settings, tmp_path):
     before = os.umask(0)
     try:
         store = await Store.open(settings)
-        await store.create_tenant("acme")
+        await store.tenants.create("acme", by=BY)
         modes = {
             file.suffix: stat.S_IMODE(file.stat().st_mode)
             for file in database(settings).parent.glob(f"{database(settings).name}*")

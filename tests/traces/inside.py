@@ -159,7 +159,7 @@ async def inside(*engines, traced=True, sample_ratio=1.0):
 
     settings, metrics = Settings(), Metrics("test")
     keyring = Keyring(PEPPER, time.time)
-    keyring.load(Snapshot("s", 1, (CredentialRow(fingerprint(PEPPER, KEY), "k1", "t1", "acme", 5, None),)))
+    keyring.load(Snapshot("s", 1, (CredentialRow(fingerprint(PEPPER, KEY), "k1", "t1", "acme", None),)))
     bus = HubBus(hub, "g1")
     house = _build(settings, "gep", bus, keyring, Meters(metrics), tracing=tracing("gateway"))
     # Neither books nor keys are kept up to date by anybody here; what they would tell is in the scrape all the same.

@@ -4,9 +4,12 @@ import stat
 
 import pytest
 
+from gateway.store.rows import Actor
 from gateway.store.store import Store
 from gateway.up.demo import demo_key
 from shared.settings import Settings, StoreSettings
+
+BY = Actor("local", name="test")
 
 
 @pytest.fixture
@@ -19,7 +22,7 @@ def settings(tmp_path):
 async def live_keys(settings):
     store = await Store.open(settings)
     try:
-        return [row for row in await store.keys("demo") if row.revoked_at is None]
+        return [row for row in await store.keys.all("demo") if row.revoked_at is None]
     finally:
         await store.close()
 
@@ -63,6 +66,6 @@ async def test_a_revoked_key_is_replaced(settings, tmp_path):
     first = await demo_key(settings, tmp_path)
     (row,) = await live_keys(settings)
     store = await Store.open(settings)
-    await store.revoke_key(row.id)
+    await store.keys.revoke(row.id, by=BY)
     await store.close()
     assert await demo_key(settings, tmp_path) != first

@@ -6,7 +6,6 @@ import pytest
 
 from gateway.core.ledger import LOST, Ledger
 from gateway.store.rows import Progress
-from gateway.store.usage import UsageTable
 from gateway.up.provision import STREAM, make_streams
 from shared import subjects, wire
 from shared.errors import BusError, StoreError
@@ -20,7 +19,7 @@ pytestmark = pytest.mark.timeout(90)
 @pytest.fixture
 async def table(tmp_path):
     async with store(tmp_path) as one:
-        yield UsageTable(one)
+        yield one.usage
 
 
 async def test_what_is_written_becomes_rows_and_stays_so_when_all_is_read_again(tmp_path, table):

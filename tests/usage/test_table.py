@@ -8,12 +8,13 @@ import pytest
 from gateway.core.ledger import Closed
 from gateway.store.engine import new_engine
 from gateway.store.migrate import migrate
-from gateway.store.rows import Progress
+from gateway.store.rows import Actor, Progress
 from gateway.store.store import Store
-from gateway.store.usage import UsageTable
 from shared.errors import StoreError
 from shared.settings import Settings, StoreSettings
 from tests.usage.records import closed
+
+BY = Actor("local", name="test")
 
 
 class Clock:
@@ -32,7 +33,7 @@ def clock():
 async def table(tmp_path, clock):
     files = StoreSettings(url=f"sqlite+aiosqlite:///{tmp_path}/store.db", pepper_file=str(tmp_path / "pepper"))
     store = await Store.open(msgspec.structs.replace(Settings(), store=files), now_ms=clock)
-    yield UsageTable(store)
+    yield store.usage
     await store.close()
 
 
@@ -132,14 +133,14 @@ async def test_usage_goes_forwards_and_back_with_the_migrations(tmp_path):
     files = StoreSettings(url=url, pepper_file=str(tmp_path / "pepper"))
     wanted = msgspec.structs.replace(Settings(), store=files)
     opened = await Store.open(wanted)
-    await opened.create_tenant("acme")
-    await UsageTable(opened).record([done("a")], Progress(3, 9, 4))
+    await opened.tenants.create("acme", by=BY)
+    await opened.usage.record([done("a")], Progress(3, 9, 4))
     await opened.close()
     engine = new_engine(url)
     await migrate(engine, "0002")
     await engine.dispose()
     again = await Store.open(wanted)
-    assert [tenant.name for tenant in await again.tenants()] == ["acme"]
-    assert await UsageTable(again).rows() == ()
-    assert await UsageTable(again).progress() == Progress()
+    assert [tenant.name for tenant in await again.tenants.all()] == ["acme"]
+    assert await again.usage.rows() == ()
+    assert await again.usage.progress() == Progress()
     await again.close()
