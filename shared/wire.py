@@ -397,7 +397,7 @@ class Open(msgspec.Struct, array_like=True, frozen=True, kw_only=True, tag="open
     """`usage.g.<gid>`, before each job: what was reserved for the attempt.
 
     The request in an `aid` is the gateway's own id of it, a UUID: a client that names two requests alike pays for both.
-    `label` is the id that the client knows. `day` is when it counts for budgets: the ordinal of the date in the tenant's
+    `label` is the id that the client knows. `day` is when it counts for budgets: the ordinal of a date in the tenant's
     calendar (1 is 1 January of year 1). Of an answer that is not `streamed`, nothing is delivered before all is.
     """
 
