@@ -17,6 +17,7 @@ from shared.errors import ConflictError, StoreError
 from shared.settings_schema import mask_url
 
 _LAST = select(schema.audit.c.sequence, schema.audit.c.hash).order_by(schema.audit.c.sequence.desc()).limit(1)
+_NEXT = update(schema.revision).values(number=schema.revision.c.number + 1).returning(schema.revision.c.number)
 
 
 class Database:
@@ -26,6 +27,8 @@ class Database:
         self.engine = engine
         self.pepper = pepper
         self.now_ms = now_ms
+        self.on_change: Callable[[int], None] = lambda _revision: None
+        """Called with the revision of each change that this process has made, once it is kept."""
         self._sealing = audit.sealing_key(pepper)
         self._shown_url = mask_url(url)
 
@@ -55,13 +58,14 @@ class Database:
         """
         try:
             async with self._transaction(writing(self.engine)) as connection:
-                await connection.execute(update(schema.revision).values(number=schema.revision.c.number + 1))
+                number = int((await connection.execute(_NEXT)).scalar_one())
                 change = Change(connection, self.now_ms(), by, action, self._sealing)
                 yield change
                 if not change.recorded:
                     raise RuntimeError(f"{action} changed the store without a record")
         except IntegrityError:
             raise ConflictError(conflict) from None
+        self.on_change(number)
 
     @contextlib.asynccontextmanager
     async def _transaction(self, options: dict[str, Any]) -> AsyncIterator[AsyncConnection]:
