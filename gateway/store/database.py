@@ -1,5 +1,6 @@
 """What the tables share: transactions, errors in our words, and changes that are counted and on record."""
 
+import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
@@ -11,7 +12,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from gateway.core import audit
 from gateway.store import schema
-from gateway.store.engine import reading, writing
+from gateway.store.engine import deadline_s, reading, writing
 from gateway.store.rows import Actor
 from shared.errors import ConflictError, StoreError
 from shared.settings_schema import mask_url
@@ -70,7 +71,7 @@ class Database:
     @contextlib.asynccontextmanager
     async def _transaction(self, options: dict[str, Any]) -> AsyncIterator[AsyncConnection]:
         with self.translated():
-            async with self.engine.connect() as connection:
+            async with asyncio.timeout(deadline_s(self.engine)), self.engine.connect() as connection:
                 await connection.execution_options(**options)
                 async with connection.begin():
                     yield connection
@@ -83,7 +84,7 @@ class Database:
         except IntegrityError:
             raise
         except (SQLAlchemyError, OSError) as error:
-            reason = getattr(error, "orig", None) or error
+            reason = str(getattr(error, "orig", None) or error) or "it gave no answer in time"
             raise StoreError(f"cannot use the store at {self._shown_url}: {reason}") from error
 
 

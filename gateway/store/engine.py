@@ -1,4 +1,4 @@
-"""Connections: SQLite made safe for several processes, PostgreSQL as it comes."""
+"""Connections: SQLite made safe for several processes, PostgreSQL with an end to every wait."""
 
 from pathlib import Path
 from typing import Any
@@ -10,6 +10,14 @@ from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 from shared.errors import StoreError
 
 BUSY_TIMEOUT_MS = 10_000
+"""Longest wait for another process's transaction: SQLite's lock on the file, PostgreSQL's on a row or a table."""
+CONNECT_S = 10.0
+STATEMENT_S = 20.0
+"""Longest statement, by PostgreSQL's own clock; a transaction that does nothing for so long loses its locks too."""
+ANSWER_S = STATEMENT_S + 5
+"""Longest wait for PostgreSQL's answer: for a server that does not even refuse."""
+TRANSACTION_S = 60.0
+"""Longest transaction, whatever it waits for."""
 WRITES = "evenflow_writes"
 """Execution option of a connection that will write."""
 
@@ -22,19 +30,15 @@ def sqlite_file(url: str) -> Path | None:
     return Path(parsed.database)
 
 
-def new_engine(url: str) -> AsyncEngine:
-    """An engine for `url`; opens no connection yet.
+def new_engine(url: str, statement_s: float = STATEMENT_S) -> AsyncEngine:
+    """An engine for `url`; opens no connection yet. `statement_s` bounds a statement of PostgreSQL's.
 
     Raises:
         StoreError: If the database's driver is not installed.
     """
-    try:
-        # The ping notices a connection that a database server or a firewall has dropped since it was last used.
-        engine = create_async_engine(url, pool_size=2, pool_pre_ping=sqlite_file(url) is None)
-    except ModuleNotFoundError as error:
-        raise StoreError(f"store.url needs the package {error.name}: install evenflow[postgres]") from error
     if sqlite_file(url) is None:
-        return engine
+        return _new_postgresql(url, statement_s)
+    engine = create_async_engine(url, pool_size=2)
     event.listen(engine.sync_engine, "connect", _prepare_sqlite)
     event.listen(engine.sync_engine, "begin", _begin_sqlite)
     return engine
@@ -42,12 +46,39 @@ def new_engine(url: str) -> AsyncEngine:
 
 def reading(engine: AsyncEngine) -> dict[str, Any]:
     """Options of a connection whose statements must all see the same moment."""
-    return {} if engine.dialect.name == "sqlite" else {"isolation_level": "REPEATABLE READ"}
+    if engine.dialect.name == "sqlite":
+        return {}
+    # A transaction that only reads cannot fail to be serialised at this level.
+    return {"isolation_level": "REPEATABLE READ", "postgresql_readonly": True}
 
 
 def writing(engine: AsyncEngine) -> dict[str, Any]:
     """Options of a connection that will write."""
-    return {WRITES: True} if engine.dialect.name == "sqlite" else {}
+    if engine.dialect.name == "sqlite":
+        return {WRITES: True}
+    # Whoever waited for a row goes on with what it holds now; at the stricter levels, a server's default perhaps, it
+    # would fail.
+    return {"isolation_level": "READ COMMITTED"}
+
+
+def deadline_s(engine: AsyncEngine) -> float | None:
+    """Longest transaction in seconds; `None` where each of its statements has an end by itself, on disk."""
+    return None if engine.dialect.name == "sqlite" else TRANSACTION_S
+
+
+def _new_postgresql(url: str, statement_s: float) -> AsyncEngine:
+    waits = {
+        "application_name": "evenflow",
+        "lock_timeout": str(BUSY_TIMEOUT_MS),
+        "statement_timeout": f"{statement_s * 1000:.0f}",
+        "idle_in_transaction_session_timeout": f"{statement_s * 1000:.0f}",
+    }
+    connect = {"timeout": CONNECT_S, "command_timeout": statement_s + ANSWER_S - STATEMENT_S, "server_settings": waits}
+    try:
+        # The ping notices a connection that the server or a firewall has dropped since it was last used.
+        return create_async_engine(url, pool_size=2, pool_timeout=CONNECT_S, pool_pre_ping=True, connect_args=connect)
+    except ModuleNotFoundError as error:
+        raise StoreError(f"store.url needs the package {error.name}: install evenflow[postgres]") from error
 
 
 def _prepare_sqlite(connection: Any, _record: Any) -> None:

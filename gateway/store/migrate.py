@@ -11,17 +11,21 @@ from typing import IO
 
 from sqlalchemy import inspect, text
 from sqlalchemy.engine import Connection
-from sqlalchemy.ext.asyncio import AsyncEngine
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
-from gateway.store.engine import sqlite_file, writing
+from gateway.store.engine import new_engine, sqlite_file, writing
 from shared.errors import StoreError
 
 HEAD = "0004"
 """The newest step. Kept here too, so that a store which has it needs no Alembic, slow to import."""
 LOCK_WAIT_S = 60.0
 LOCK_POLL_S = 0.02
+STEP_S = 3600.0
+"""Longest statement of a step on PostgreSQL: one that rewrites a large table may take long."""
 ADVISORY_LOCK = 0x6576656E666C6F77
 """`evenflow` in ASCII: the number that PostgreSQL locks on."""
+_LOCK_NOT_AVAILABLE = "55P03"
 
 
 async def migrate(engine: AsyncEngine, target: str = HEAD) -> None:
@@ -32,11 +36,11 @@ async def migrate(engine: AsyncEngine, target: str = HEAD) -> None:
     Raises:
         StoreError: If a newer Evenflow made the store, or another process holds the lock for a minute.
     """
-    async with _locked(engine), engine.connect() as connection:
+    async with _locked(engine), _patient(engine) as patient, patient.connect() as connection:
         await connection.execution_options(**writing(engine))
         async with connection.begin():
             if engine.dialect.name == "postgresql":
-                await connection.execute(text(f"SELECT pg_advisory_xact_lock({ADVISORY_LOCK})"))
+                await _lock(connection)
             await connection.run_sync(_move, target)
 
 
@@ -61,6 +65,30 @@ def _move(connection: Connection, target: str) -> None:
     config.attributes["connection"] = connection
     back = target == "base" or (here is not None and target < here)
     (command.downgrade if back else command.upgrade)(config, target)
+
+
+@contextlib.asynccontextmanager
+async def _patient(engine: AsyncEngine) -> AsyncIterator[AsyncEngine]:
+    """An engine whose statements may take as long as a step may."""
+    if engine.dialect.name == "sqlite":
+        yield engine
+        return
+    patient = new_engine(engine.url.render_as_string(hide_password=False), STEP_S)
+    try:
+        yield patient
+    finally:
+        await patient.dispose()
+
+
+async def _lock(connection: AsyncConnection) -> None:
+    """Wait for the other processes that migrate this PostgreSQL database, and for those that use its tables."""
+    await connection.execute(text(f"SET LOCAL lock_timeout = {max(LOCK_WAIT_S * 1000, 1):.0f}"))
+    try:
+        await connection.execute(text(f"SELECT pg_advisory_xact_lock({ADVISORY_LOCK})"))
+    except DBAPIError as error:
+        if getattr(error.orig, "sqlstate", None) != _LOCK_NOT_AVAILABLE:
+            raise
+        raise StoreError(f"another process has held the lock on the store's tables for {LOCK_WAIT_S:.0f} s") from None
 
 
 @contextlib.asynccontextmanager

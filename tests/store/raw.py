@@ -1,0 +1,42 @@
+"""The database past the store: what its tables hold, and rows and changes that the store would not make."""
+
+import contextlib
+
+from sqlalchemy import text
+
+from gateway.store.engine import new_engine, writing
+from gateway.store.migrate import migrate
+
+
+async def rows(settings, query, **values):
+    """The rows of one query, as tuples."""
+    async with _transaction(settings) as connection:
+        return [tuple(row) for row in await connection.execute(text(query), values)]
+
+
+async def run(settings, *statements, **values):
+    """Statements in one transaction; `values` are for their `:names`."""
+    async with _transaction(settings) as connection:
+        for statement in statements:
+            await connection.execute(text(statement), values)
+
+
+async def go(settings, target):
+    """Bring the tables to a step, forwards or back."""
+    engine = new_engine(settings.store.url)
+    try:
+        await migrate(engine, target)
+    finally:
+        await engine.dispose()
+
+
+@contextlib.asynccontextmanager
+async def _transaction(settings):
+    engine = new_engine(settings.store.url)
+    try:
+        async with engine.connect() as connection:
+            await connection.execution_options(**writing(engine))
+            async with connection.begin():
+                yield connection
+    finally:
+        await engine.dispose()
