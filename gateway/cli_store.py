@@ -11,7 +11,7 @@ from gateway.cli_common import config_option, json_option, load_settings, local_
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
 
-    from gateway.core.quotas import Limits
+    from gateway.core.accounts import Limits
     from gateway.store.rows import KeyRow, TenantRow, UsageRow
     from gateway.store.store import Store
 
@@ -177,7 +177,7 @@ def _with_store(config: str | None, work: "Callable[[Store], Awaitable[T]]") -> 
 
 
 def _streams(most: int) -> "Limits":
-    from gateway.core.quotas import Limits  # noqa: PLC0415
+    from gateway.core.accounts import Limits  # noqa: PLC0415
 
     return Limits(streams=most)
 

@@ -10,11 +10,12 @@ from typing import Literal, Protocol
 import msgspec
 
 from gateway.api import Ask
-from gateway.core.concurrency import Concurrency
 from gateway.core.fleet import Fleet, Pool
+from gateway.core.quotas import Reservation
 from gateway.services.inbox import Inbox
 from gateway.services.keyring import Keyring, Principal
 from gateway.services.meters import Meters
+from gateway.services.quotas import Allowances, Room, Size
 from gateway.services.streams import Attempt, Streams
 from gateway.services.turnstile import Turnstile
 from gateway.services.usage_writer import Bill, UsageWriter
@@ -80,7 +81,7 @@ class House(msgspec.Struct, frozen=True, eq=False):
     fleet: Fleet
     streams: Streams
     turnstile: Turnstile
-    concurrency: Concurrency
+    quotas: Allowances
     meters: Meters
     tracing: Tracing
     usage: UsageWriter
@@ -117,6 +118,9 @@ class Passage(msgspec.Struct, eq=False, kw_only=True):
     inbox: Inbox
     bill: Bill
     pool: Pool = ("", "")
+    room: Room = Room(0, 0)
+    size: Size = Size(0, 0)
+    reservation: Reservation | None = None
     limits: ModelSettings
     attempts: list[Attempt] = []
     first_token_at: float | None = None

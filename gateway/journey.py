@@ -1,8 +1,8 @@
 """One request, from the first header to the last byte: read this first.
 
-    accept -> authenticate -> budget -> choose -> dispatch -> relay -> settle
+    accept -> authenticate -> resolve -> budget -> choose -> dispatch -> relay -> settle
 
-Steps 4 and 5 run once per choice, side by side with the relay, which holds the client's status line until a worker has
+Steps 5 and 6 run once per choice, side by side with the relay, which holds the client's status line until a worker has
 accepted. However a request ends (answered, refused, timed out, its client gone), `settle` runs last.
 """
 
@@ -13,7 +13,7 @@ from contextlib import asynccontextmanager
 
 from gateway.context import Endpoint, Exchange, House, Passage
 from gateway.outcome import late
-from gateway.steps import accept, authenticate, budget, choose, dispatch, relay, settle
+from gateway.steps import accept, authenticate, budget, choose, dispatch, relay, resolve, settle
 from shared.errors import ClientGoneError, HttpError
 from shared.tracing import Trace
 
@@ -28,8 +28,8 @@ async def run(house: House, exchange: Exchange, endpoint: Endpoint, request_id: 
             async with _until(arrival.deadline):
                 passage = await authenticate.authenticate(house, exchange, arrival)
                 exchange.cancel_when_gone()
+                resolve.resolve(house, passage)
                 with budget.reserved(house, passage):
-                    choose.resolve(house, passage)
                     async with _placed(house, passage):
                         await (relay.stream if passage.ask.stream else relay.collect)(house, exchange, passage)
             outcome = "ok"
@@ -66,7 +66,7 @@ async def _placed(house: House, passage: Passage) -> AsyncIterator[None]:
 
 
 async def _place(house: House, passage: Passage, choice: int) -> None:
-    """Steps 4 and 5 for one choice: ask for turns until a worker has taken the job. Failures reach the relay."""
+    """Steps 5 and 6 for one choice: ask for turns until a worker has taken the job. Failures reach the relay."""
     loop = asyncio.get_running_loop()
     began = loop.time()
     ticket = choose.ticket(house, passage, began)

@@ -10,13 +10,14 @@ from contextlib import asynccontextmanager
 import structlog
 
 from gateway.context import House
-from gateway.core.concurrency import Concurrency
 from gateway.core.fleet import Fleet
 from gateway.services.fleet_feed import FleetFeed
 from gateway.services.heartbeat import Heartbeat
 from gateway.services.keyring import Keyring
 from gateway.services.ledger import Keeper
 from gateway.services.meters import Meters
+from gateway.services.quota_journal import QuotaJournal
+from gateway.services.quotas import Allowances
 from gateway.services.streams import Streams
 from gateway.services.turnstile import Turnstile
 from gateway.services.usage_reader import UsageReader
@@ -43,14 +44,17 @@ async def opened(settings: Settings) -> AsyncIterator[House]:
     bus = Bus(settings.gateway.name, epoch)
     try:
         keyring = Keyring(store.pepper, time.time)
+        keyring.on_load = (quotas := Allowances(settings.limits, time.monotonic, time.time)).load
         keyring.load(await store.snapshot())
         identity = find_identity(settings.nats.identities, "gateway", settings.gateway.name)
         await bus.connect(settings.nats.url, identity=identity, credentials=settings.nats.credentials)
-        house = _build(settings, epoch, bus, keyring, Meters(metrics), tracing=tracing)
+        house = _build(settings, epoch, bus, keyring, Meters(metrics), quotas=quotas, tracing=tracing)
         feed = FleetFeed(bus, house.fleet, house.streams, house.turnstile.look)
         heart = Heartbeat(settings.gateway.name, epoch, store.store_id, bus, time.monotonic)
         reader = UsageReader(bus)
         keeper = Keeper(settings.gateway.name, store.usage, reader, house.usage, heart.gateways, time.monotonic)
+        journal = QuotaJournal(quotas, store.usage, reader, time.time)
+        keeper.on_closed = journal.closed
         house.meters.watch_usage(house.usage, keeper)
         watch = keyring.watch(store)
         house.meters.watch_keys(watch)
@@ -59,7 +63,7 @@ async def opened(settings: Settings) -> AsyncIterator[House]:
             await part.open()
         await bus.barrier()
         async with watch, asyncio.TaskGroup() as group:
-            keeping = group.create_task(keeper.run(), name="ledger")
+            keeping = group.create_task(_keep(journal, keeper), name="ledger")
             owned = [
                 group.create_task(house.streams.run(), name="streams"),
                 group.create_task(house.usage.run(), name="usage"),
@@ -84,7 +88,15 @@ async def opened(settings: Settings) -> AsyncIterator[House]:
         metrics.close()
 
 
-def _build(settings: Settings, epoch: str, bus: Bus, keyring: Keyring, meters: Meters, *, tracing: Tracing) -> House:
+async def _keep(journal: QuotaJournal, keeper: Keeper) -> None:
+    """Learn what was used before; only then read on, so that nothing closes unheard in between."""
+    await journal.run()
+    await keeper.run()
+
+
+def _build(
+    settings: Settings, epoch: str, bus: Bus, keyring: Keyring, meters: Meters, *, quotas: Allowances, tracing: Tracing
+) -> House:
     fleet = Fleet()
     streams = Streams(settings.gateway.name, epoch, bus, fleet, settings.limits)
     turnstile = Turnstile(fleet, settings.limits)
@@ -92,8 +104,8 @@ def _build(settings: Settings, epoch: str, bus: Bus, keyring: Keyring, meters: M
     streams.ended = meters.ended
     usage = UsageWriter(settings.gateway.name, epoch, bus, time.monotonic)
     streams.over = usage.over
-    concurrency = Concurrency()
-    meters.watch(fleet, streams, turnstile, concurrency)
+    usage.settled = quotas.settle
+    meters.watch(fleet, streams, turnstile, quotas)
     if tracing.pipe is not None:
         meters.watch_traces(tracing.pipe)
     bus.on_disconnect = streams.disconnected
@@ -111,7 +123,7 @@ def _build(settings: Settings, epoch: str, bus: Bus, keyring: Keyring, meters: M
         fleet=fleet,
         streams=streams,
         turnstile=turnstile,
-        concurrency=concurrency,
+        quotas=quotas,
         meters=meters,
         tracing=tracing,
         usage=usage,

@@ -13,6 +13,7 @@
     │   ├── MediaTypeError           415
     │   ├── HeadTooLargeError        431
     │   └── RateLimitError           429  requests, tokens, concurrency, queue_full; with retry_after
+    │       └── QuotaExceededError   429  insufficient_quota: a budget is used up
     ├── ServiceError                 ours; also knows its status
     │   ├── UnavailableError         503  overloaded, no_worker, draining; with retry_after
     │   ├── DeadlineError            504  timeout
@@ -43,7 +44,7 @@ class EvenflowError(Exception):
 class HttpError(EvenflowError):
     """An error with an HTTP shape: OpenAI's `{"error": {"message", "type", "param", "code"}}` on the tenant plane.
 
-    `retry_after` is in seconds, `None` where repeating is no use.
+    `retry_after` is in seconds, `None` where repeating is no use. `headers` go out with it.
     """
 
     status: ClassVar[int] = 500
@@ -65,6 +66,7 @@ class HttpError(EvenflowError):
         self.param = param
         self.retry_after = retry_after
         self.retryable = retryable
+        self.headers: list[tuple[bytes, bytes]] = []
 
 
 class RequestError(HttpError):
@@ -182,6 +184,13 @@ class RateLimitError(RequestError):
 
     status = 429
     kind = "rate_limit_error"
+
+
+class QuotaExceededError(RateLimitError):
+    """A budget is used up; `retry_after` is when the next period begins."""
+
+    kind = "insufficient_quota"
+    default_code = "insufficient_quota"
 
 
 class ServiceError(HttpError):

@@ -190,6 +190,8 @@ class LimitSettings(_Section, frozen=True):
     """Requests that may wait in all; 503 beyond."""
     tenant_streams: Positive = 32
     """Requests that one tenant may have open, unless the tenant has its own bound."""
+    long_prompt_tokens: Positive = 8192
+    """From this many tokens on a prompt is long: a tenant's quotas may bound how many are in flight at once."""
     stream_buffer_bytes: Positive = 1024 * 1024
     """What is kept for one slow reader."""
     all_buffers_bytes: Positive = 128 * 1024 * 1024

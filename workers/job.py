@@ -167,7 +167,7 @@ class JobRun:
                 floor.wep, job.sid, "bad_request", error.message, param=error.param or "", error_code=error.code or ""
             ) from error
         except PromptTooLongError as error:
-            raise too_large(floor.wep, job, error.at_least, loaded.context, at_least=True) from error
+            raise too_large(floor.wep, job, error.at_least, loaded.context, error_code="at_least") from error
         except RecursionError as error:
             raise refused(floor.wep, job.sid, "bad_request", "the input is nested too deeply") from error
         left_s = job.deadline_ms / 1000 - (_now() - self._taken_at)

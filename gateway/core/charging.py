@@ -6,8 +6,33 @@ from shared.wire import End, Fail, Timings, Usage
 
 GOOD = "ok"
 """The outcome of a request whose whole answer was delivered."""
+FINISHED = frozenset({"stop", "length"})
+"""What `Totals.outcome` is then."""
 CLIENTS_DOING = frozenset({GOOD, "client_left", "client_too_slow", "timeout"})
 """Outcomes after which all that was generated is paid for: it went well, or the client or its deadline ended it."""
+
+OURS = frozenset(
+    {
+        "draining",
+        "gateway_lost",
+        "internal_error",
+        "keys_stale",
+        "no_worker",
+        "overloaded",
+        "queue_full",
+        "queue_timeout",
+        "response_format_not_held",
+        "shutdown",
+        "starting",
+        "worker_failed",
+    }
+)
+"""Outcomes that are no doing of the client's."""
+
+
+def unused(outcome: str, tokens: int) -> bool:
+    """Whether a request that is over and pays for `tokens` does not even count as one: we failed, and gave nothing."""
+    return not tokens and outcome in OURS
 
 
 class Spent(msgspec.Struct, frozen=True):

@@ -6,53 +6,29 @@ A request reserves before it runs and settles when it is over, once, whatever ha
   what was charged; what exceeds the reservation is debt that later requests wait for. A strict account reserves the
   most that may come, and never owes.
 - Budgets always reserve the most that may come, so they are never exceeded.
-- Streams are counted while the request runs.
+- Streams, and requests with a long prompt, are counted until the request's client is gone or has its answer (`leave`):
+  earlier than it settles, if a worker has still to say what it used.
 
 The most that may come is `Reservation.total`: prompt and output of all choices together, no more than any window holds
 and any budget has left. A gateway does not count tokens before a worker does: it works with a likely prompt and one
 that is certain not to be exceeded, and whoever does count holds the request to its total (`adjust` says what came out).
 
-Integers only. `now_ms` is milliseconds on the clock of the rate windows; periods of budgets are numbered by the caller,
-who knows the tenant's calendar. A reservation settles in the periods in which it was made.
+A reservation settles in the periods in which it was made. Units and clocks are those of `gateway.core.accounts`.
 """
 
-from collections.abc import Hashable, Iterator, Sequence
-from typing import Literal
+from collections.abc import Iterable, Sequence
 
 import msgspec
 
-from gateway.core.bucket import Bucket
-
-Scope = Hashable
-"""Whose account: a tenant, one of its keys, a model for a tenant."""
-
-Why = Literal["requests", "tokens", "concurrency", "daily", "monthly", "too_large"]
-
-
-class Limits(msgspec.Struct, frozen=True, kw_only=True):
-    """Of one account; 0 is no limit. `requests` and `tokens` per minute, budgets in tokens a period."""
-
-    requests: int = 0
-    tokens: int = 0
-    streams: int = 0
-    long_prompts: int = 0
-    daily: int = 0
-    monthly: int = 0
-    strict: bool = False
-
-
-class Periods(msgspec.Struct, frozen=True):
-    """Which day and which month it is, in numbers that never decrease."""
-
-    day: int
-    month: int
+from gateway.core.accounts import Account, Budget, Limits, Periods, Scope, Why, forget
 
 
 class Want(msgspec.Struct, frozen=True, kw_only=True):
     """What a request asks for, in tokens. Its prompt is likely `prompt`, certainly at most `prompt_most`.
 
     `asked` is its own max_tokens, `room` the most that its model gives for one choice, `usual` what one choice usually
-    takes. The prompt counts once, however many `choices` there are.
+    takes. The prompt counts once, however many `choices` there are. Prompt and one output fit into `context` together;
+    0 is no bound. `long`: the prompt is one of those that a tenant may have only so many of at once.
     """
 
     prompt: int
@@ -61,6 +37,8 @@ class Want(msgspec.Struct, frozen=True, kw_only=True):
     room: int
     usual: int
     choices: int = 1
+    context: int = 0
+    long: bool = False
 
     @property
     def least(self) -> int:
@@ -81,43 +59,6 @@ class Refusal(msgspec.Struct, frozen=True):
     wait_ms: int | None = None
 
 
-class Budget(msgspec.Struct):
-    """One period's sums: what is settled, and what running requests may still need."""
-
-    used: int = 0
-    reserved: int = 0
-
-
-class Account(msgspec.Struct):
-    """One scope's state. Older periods of a budget stay while something that was reserved in them runs."""
-
-    scope: Scope
-    limits: Limits = Limits()
-    streams: int = 0
-    requests: Bucket | None = None
-    tokens: Bucket | None = None
-    days: dict[int, Budget] = {}
-    months: dict[int, Budget] = {}
-
-    def limit(self, now_ms: int, limits: Limits) -> None:
-        """Apply `limits` from now on; what was used stays used."""
-        self.requests = _resized(self.requests, now_ms, limits.requests)
-        self.tokens = _resized(self.tokens, now_ms, limits.tokens)
-        self.limits = limits
-
-    def left(self, periods: Periods) -> Iterator[tuple[Why, int, int]]:
-        """Of each budget with a limit: which, the limit, and what is left of it."""
-        if self.limits.daily:
-            yield "daily", self.limits.daily, self.limits.daily - _bound(self.days, periods.day)
-        if self.limits.monthly:
-            yield "monthly", self.limits.monthly, self.limits.monthly - _bound(self.months, periods.month)
-
-    def books(self, periods: Periods) -> Iterator[tuple[dict[int, Budget], int]]:
-        """Its budgets, each with the number of its period."""
-        yield self.days, periods.day
-        yield self.months, periods.month
-
-
 class Hold(msgspec.Struct):
     """What one account gave for one reservation; 0 where it had no limit then, of which nothing can go back."""
 
@@ -127,12 +68,19 @@ class Hold(msgspec.Struct):
 
 
 class Reservation(msgspec.Struct):
-    """What a request holds: `total` tokens at the most, in every budget of `holds`."""
+    """What a request holds: `total` tokens at the most, in every budget of `holds`.
+
+    `window` is the smallest token window that it has to fit into, 0 if there is none. `bound` is the limit for which
+    `total` is less than the request would have taken. `inside` while its streams are counted.
+    """
 
     want: Want
     total: int
     periods: Periods
     holds: list[Hold]
+    window: int = 0
+    bound: Refusal | None = None
+    inside: bool = True
 
 
 class Quotas:
@@ -144,6 +92,14 @@ class Quotas:
 
     def __len__(self) -> int:
         return len(self._held)
+
+    def accounts(self) -> Iterable[Account]:
+        """All of them."""
+        return self._accounts.values()
+
+    def held(self, request: str) -> Reservation | None:
+        """What a request holds, if it is in."""
+        return self._held.get(request)
 
     def account(self, now_ms: int, scope: Scope, limits: Limits) -> Account:
         """The account of `scope`, which has these limits from now on."""
@@ -164,24 +120,49 @@ class Quotas:
         """
         if request in self._held:
             raise ValueError(f"{request} has a reservation already")
-        total = _total(want, periods, accounts)
-        if isinstance(total, Refusal):
-            return total
-        refusal = _refused(now_ms, want, total, accounts)
+        held = _total(want, periods, accounts)
+        if isinstance(held, Refusal):
+            return held
+        refusal = _refused(now_ms, want, held.total, accounts)
         if refusal is not None:
             return refusal
-        held = Reservation(want, total, periods, [])
         for account in accounts:
             held.holds.append(_hold(now_ms, account, held))
         self._held[request] = held
         return held
 
-    def adjust(self, now_ms: int, request: str, prompt: int) -> None:
-        """Its prompt was counted: `prompt` tokens. Whatever was reserved for more goes back. Unknown: nothing."""
+    def restore(self, request: str, total: int, periods: Periods, accounts: Sequence[Account]) -> None:
+        """A request of an earlier life, of which it is not known yet what it used: it keeps its part of the budgets."""
+        if request in self._held:
+            return
+        held = Reservation(Want(prompt=0, prompt_most=0, asked=None, room=0, usual=0, choices=0), total, periods, [])
+        held.inside = False
+        for account in accounts:
+            held.holds.append(Hold(account, request=0, rate=0))
+            for books, period in account.books(periods):
+                books.setdefault(period, Budget()).reserved += total
+        self._held[request] = held
+
+    def used(self, account: Account, periods: Periods, tokens: int) -> None:
+        """Tokens of an earlier life count in the budgets of `periods`."""
+        for books, period in account.books(periods):
+            books.setdefault(period, Budget()).used += tokens
+            forget(books)
+
+    def adjust(self, now_ms: int, request: str, prompt: int, *, output: int | None = None, long: bool = False) -> None:
+        """Its prompt was counted: `prompt` tokens, and each choice can take at most `output`.
+
+        Whatever was reserved for more goes back. Unknown: nothing.
+        """
         held = self._held.get(request)
         if held is None:
             return
-        held.want = msgspec.structs.replace(held.want, prompt=prompt, prompt_most=prompt)
+        was = held.want
+        room = was.room if output is None else min(was.room, output)
+        held.want = msgspec.structs.replace(was, prompt=prompt, prompt_most=prompt, room=room, long=long)
+        if held.inside and long != was.long:
+            for hold in held.holds:
+                hold.account.long_prompts += 1 if long else -1
         less = held.total - min(held.total, _most(held.want))
         held.total -= less
         for hold in held.holds:
@@ -192,17 +173,27 @@ class Quotas:
             for books, period in hold.account.books(held.periods):
                 books[period].reserved -= less
 
+    def leave(self, request: str) -> None:
+        """Its client has its answer, or is gone: its streams are free. Again, or unknown: nothing."""
+        held = self._held.get(request)
+        if held is None or not held.inside:
+            return
+        held.inside = False
+        for hold in held.holds:
+            hold.account.streams -= held.want.choices
+            hold.account.long_prompts -= held.want.long
+
     def settle(self, now_ms: int, request: str, charged: int, *, unused: bool = False) -> bool:
         """`request` is over and pays for `charged` tokens. Again, or for one that is unknown: nothing, and False.
 
         `unused`: it failed by no doing of its own, so that it does not count as a request either.
         """
+        self.leave(request)
         held = self._held.pop(request, None)
         if held is None:
             return False
         for hold in held.holds:
             account = hold.account
-            account.streams -= held.want.choices
             if account.requests is not None and unused:
                 account.requests.give(now_ms, hold.request)
             if account.tokens is not None:
@@ -210,31 +201,48 @@ class Quotas:
             for books, period in account.books(held.periods):
                 books[period].reserved -= held.total
                 books[period].used += charged
-                _forget(books)
+                forget(books)
         return True
 
 
 def _most(want: Want) -> int:
-    """All that may come of a request: its longest prompt and its longest output."""
+    """All that may come of a request, whatever its prompt turns out to be.
+
+    With n choices that share one prompt: max over p <= prompt_most of p + n * min(output, context - p).
+    """
     output = want.room if want.asked is None else min(want.asked, want.room)
-    return want.prompt_most + want.choices * output
+    if not want.context:
+        return want.prompt_most + want.choices * output
+    if want.prompt == want.prompt_most:
+        return want.prompt + want.choices * max(0, min(output, want.context - want.prompt))
+    output = min(output, want.context)
+    if want.choices == 1:
+        return min(want.prompt_most + output, want.context)
+    return min(want.prompt_most, want.context - output) + want.choices * output
 
 
-def _total(want: Want, periods: Periods, accounts: Sequence[Account]) -> int | Refusal:
-    """The most that may come and that every account can give at all, however long one waits."""
-    total = _most(want)
+def _total(want: Want, periods: Periods, accounts: Sequence[Account]) -> Reservation | Refusal:
+    """The most that may come and that every account can give at all, however long one waits; nothing is held yet."""
+    held = Reservation(want, _most(want), periods, [])
     explicit = want.least + (0 if want.asked is None else want.choices * (want.asked - 1))
     for account in accounts:
         limits = account.limits
         if limits.tokens:
             if explicit > limits.tokens:
                 return Refusal("too_large", account.scope, limits.tokens)
-            total = min(total, limits.tokens)
+            held.window = min(held.window or limits.tokens, limits.tokens)
+            _cut(held, limits.tokens, Refusal("too_large", account.scope, limits.tokens))
         for why, limit, left in account.left(periods):
+            refusal = Refusal(why, account.scope, limit)
             if want.least > left:
-                return Refusal(why, account.scope, limit)
-            total = min(total, left)
-    return total
+                return refusal
+            _cut(held, left, refusal)
+    return held
+
+
+def _cut(held: Reservation, most: int, bound: Refusal) -> None:
+    if most < held.total:
+        held.total, held.bound = most, bound
 
 
 def _refused(now_ms: int, want: Want, total: int, accounts: Sequence[Account]) -> Refusal | None:
@@ -244,13 +252,11 @@ def _refused(now_ms: int, want: Want, total: int, accounts: Sequence[Account]) -
         limits = account.limits
         if limits.streams and account.streams + want.choices > limits.streams:
             return Refusal("concurrency", account.scope, limits.streams)
-        windows: tuple[tuple[Why, Bucket | None, int], ...] = (
-            ("requests", account.requests, 1),
-            ("tokens", account.tokens, _rate(account, want, total)),
-        )
-        for why, bucket, amount in windows:
-            wait_ms = 0 if bucket is None else bucket.wait_ms(now_ms, amount)
-            if bucket is not None and wait_ms > (0 if worst is None else worst.wait_ms or 0):
+        if want.long and limits.long_prompts and account.long_prompts >= limits.long_prompts:
+            return Refusal("long_prompts", account.scope, limits.long_prompts)
+        for why, bucket, amount in account.windows(_rate(account, want, total)):
+            wait_ms = bucket.wait_ms(now_ms, amount)
+            if wait_ms > (0 if worst is None else worst.wait_ms or 0):
                 worst = Refusal(why, account.scope, bucket.limit, wait_ms)
     return worst
 
@@ -266,6 +272,7 @@ def _rate(account: Account, want: Want, total: int) -> int:
 def _hold(now_ms: int, account: Account, held: Reservation) -> Hold:
     hold = Hold(account, request=0, rate=0)
     account.streams += held.want.choices
+    account.long_prompts += held.want.long
     if account.requests is not None:
         hold.request = 1
         account.requests.take(now_ms, hold.request)
@@ -275,25 +282,3 @@ def _hold(now_ms: int, account: Account, held: Reservation) -> Hold:
     for books, period in account.books(held.periods):
         books.setdefault(period, Budget()).reserved += held.total
     return hold
-
-
-def _resized(bucket: Bucket | None, now_ms: int, limit: int) -> Bucket | None:
-    if not limit:
-        return None
-    if bucket is None:
-        return Bucket.full(limit, now_ms)
-    bucket.resize(now_ms, limit)
-    return bucket
-
-
-def _bound(books: dict[int, Budget], period: int) -> int:
-    budget = books.get(period)
-    return 0 if budget is None else budget.used + budget.reserved
-
-
-def _forget(books: dict[int, Budget]) -> None:
-    """Drop the periods that are over and settled."""
-    if len(books) > 1:
-        newest = max(books)
-        for period in [old for old, budget in books.items() if old != newest and not budget.reserved]:
-            del books[period]

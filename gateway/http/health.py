@@ -37,6 +37,7 @@ def health_routes(house: House, health_path: str, ready_path: str) -> list[HTTPR
             what
             for what, lacks in (
                 ("draining", house.draining.is_set()),
+                ("usage", not house.quotas.restored),
                 ("nats", not house.streams.connected),
                 ("worker", all(worker["state"] != "ready" for worker in workers)),
             )

@@ -43,6 +43,7 @@ def render(exc: BaseException, request_id: str) -> tuple[int, Headers, bytes]:
         headers.append((b"allow", ", ".join(exc.allow).encode("ascii")))
     if isinstance(exc, AuthenticationError):
         headers.append((b"www-authenticate", b"Bearer"))
+    headers += exc.headers
     return exc.status, headers, body
 
 

@@ -28,12 +28,12 @@ STALE_AFTER = 4
 
 
 class Principal(msgspec.Struct, frozen=True):
-    """Who a request is for. `max_streams` is the tenant's own bound, `None` where the settings' holds."""
+    """Who a request is for. `zone` is the calendar that the tenant's budgets go by."""
 
     tenant_id: str
     tenant_name: str
     key_id: str
-    max_streams: int | None
+    zone: str = "UTC"
 
 
 class _Entry(msgspec.Struct, frozen=True):
@@ -63,6 +63,8 @@ class Keyring:
         self._entries: dict[bytes, _Entry] = {}
         self.revision: int | None = None
         """Of the snapshot that was loaded last; `None` before the first."""
+        self.on_load: Callable[[Snapshot], None] = lambda _snapshot: None
+        """Called with each snapshot: what else is kept of it moves together with the keys."""
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -70,17 +72,13 @@ class Keyring:
     def load(self, snapshot: Snapshot) -> None:
         """Take over a snapshot whole: checks see all of the old one or all of the new one."""
         entries = {}
-        streams = {
-            quota.tenant_id: quota.limits.streams or None
-            for quota in snapshot.quotas
-            if not quota.key_id and not quota.model
-        }
         for row in snapshot.credentials:
-            principal = Principal(row.tenant_id, row.tenant_name, row.key_id, streams.get(row.tenant_id))
+            principal = Principal(row.tenant_id, row.tenant_name, row.key_id, row.zone)
             expires_at_s = float("inf") if row.expires_at is None else row.expires_at / 1000
             entries[row.hash] = _Entry(principal, expires_at_s)
         self._entries = entries
         self.revision = snapshot.revision
+        self.on_load(snapshot)
 
     def check(self, presented: str) -> Principal:
         """The principal of a key.

@@ -17,7 +17,7 @@ from gateway.services.usage_reader import Stored, UsageReader
 from gateway.services.usage_writer import UsageWriter
 from gateway.store.rows import Progress
 from gateway.store.usage import UsageTable
-from shared.errors import BusError, StoreError
+from shared.errors import BusError, StaleRecordError, StoreError
 
 log = structlog.get_logger("ledger")
 
@@ -27,12 +27,17 @@ POLL_S = 0.25
 RENEW_S = 3.0
 RECONCILE_S = 1.0
 TROUBLE_S = 1.0
+PRUNE_S = 60.0
+PRUNED_AT_ONCE = 500
+"""Rows deleted in one transaction, for which all others wait."""
 _ASK_ABOUT = 500
+_DAY_MS = 86_400_000
 
 
 class Keeper:
     """The reader of the stream that writes. `clock` is in seconds and never runs backwards.
 
+    Rows of single requests are deleted after `keep_days`; 0 keeps them for ever.
     `reconciling` off is for the tests that show what the reconciler is for.
     """
 
@@ -45,6 +50,7 @@ class Keeper:
         gateways: Gateways,
         clock: Callable[[], float],
         *,
+        keep_days: int = 0,
         reconciling: bool = True,
     ) -> None:
         self.holding = False
@@ -53,18 +59,24 @@ class Keeper:
         self.reconciled = 0
         self.gaps = 0
         """Records that the stream had dropped, for want of room, before they were read."""
+        self.pruned = 0
         self.ledger = Ledger()
+        self.on_closed: Callable[[Closed], None] = lambda _closed: None
+        """Called with each request that closes, as the stream has it."""
         self._gid = gid
         self._table = table
         self._reader = reader
         self._writer = writer
         self._gateways = gateways
         self._clock = clock
+        self._keep_ms = keep_days * _DAY_MS
         self._reconciling = reconciling
+        self._progress = Progress()
+        self._applied = 0  # of this stream
         self._at_ns = 0
         self._unwritten: list[Closed] = []
         self._dirty = False
-        self._renew = self._reconcile = clock()
+        self._renew = self._reconcile = self._prune = clock()
         self._troubled = False
 
     async def run(self) -> None:
@@ -105,6 +117,10 @@ class Keeper:
         if now >= self._reconcile and not stored:  # only who has read everything knows what is still open
             self._reconcile = now + RECONCILE_S
             await self._close_for_the_dead(now)
+        if self._keep_ms and now >= self._prune and not stored:
+            gone = await self._table.prune(self._keep_ms, PRUNED_AT_ONCE)
+            self.pruned += gone
+            self._prune = now + (POLL_S if gone == PRUNED_AT_ONCE else PRUNE_S)
         return bool(stored)
 
     async def _leased(self) -> bool:
@@ -121,12 +137,13 @@ class Keeper:
 
     async def _begin(self) -> None:
         """Go back to the first record of what is still open; the rows that exist already stay as they are."""
-        progress = await self._table.progress()
+        progress = self._progress = await self._table.progress()
         self.ledger, self._unwritten, self._dirty = Ledger(), [], False
         anchor = await self._reader.read(max(progress.applied, 1), 1)
         if progress.applied and not _same_stream(anchor, progress.applied, progress.applied_at):
             log.warning("usage_stream_is_new", applied=progress.applied)
             progress = Progress()
+        self._applied = progress.applied
         self.position, self._at_ns = progress.floor - 1, 0
 
     async def _read(self) -> list[Stored]:
@@ -136,7 +153,7 @@ class Keeper:
         if anchored:
             if not _same_stream(stored, self.position, self._at_ns):
                 log.warning("usage_stream_is_new", applied=self.position)
-                self.position, self._at_ns = 0, 0
+                self.position, self._at_ns, self._applied = 0, 0, 0
                 self.ledger.renumbered()
                 return await self._read()
             stored = [one for one in stored if one.sequence > self.position]
@@ -152,15 +169,23 @@ class Keeper:
         closed = self.ledger.apply(stored.entry)
         if closed is not None:
             self._unwritten.append(closed)
+            self.on_closed(closed)
         if stored.entry.role == "g":
             self._gateways.seen(self._clock(), stored.entry.author, getattr(stored.entry.record, "gep", ""))
 
     async def _write(self) -> None:
         if not self._dirty:
             return
+        if self.position <= self._applied:  # all of it is in the table: the sums and their place stay together
+            self._unwritten, self._dirty = [], False
+            return
         progress = Progress(self.position, self._at_ns, self.ledger.floor(self.position))
-        await self._table.record(self._unwritten, progress)
-        self.written += len(self._unwritten)
+        try:
+            self.written += await self._table.record(self._unwritten, progress, after=self._progress)
+        except StaleRecordError:
+            self.holding = False  # somebody had the lease while we did not notice: begin where they left off
+            raise
+        self._progress = progress
         self._unwritten, self._dirty = [], False
 
     async def _close_for_the_dead(self, now: float) -> None:

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 
 from opentelemetry.metrics import CallbackOptions, Observation
 
-from gateway.core.concurrency import Concurrency
 from gateway.core.fleet import Fleet, WorkerView
 from gateway.services.descriptions import DESCRIPTIONS
+from gateway.services.quotas import Allowances
 from gateway.services.streams import Attempt, Streams
 from gateway.services.turnstile import Turnstile
 from shared import telemetry
@@ -107,7 +107,7 @@ class Meters:
         """Prometheus' text format."""
         return self._metrics.scrape()
 
-    def watch(self, fleet: Fleet, streams: Streams, turnstile: Turnstile, concurrency: Concurrency) -> None:
+    def watch(self, fleet: Fleet, streams: Streams, turnstile: Turnstile, quotas: Allowances) -> None:
         """Register the gauges that are read on a scrape."""
 
         def gauge(name: str, read: Callable[[], float], unit: str = "") -> None:
@@ -116,7 +116,7 @@ class Meters:
         gauge("evenflow.requests.in_flight", lambda: self.in_flight)
         gauge("evenflow.queue.length", lambda: len(turnstile.line))
         gauge("evenflow.streams.open", lambda: len(streams))
-        gauge("evenflow.streams.held", concurrency.held)
+        gauge("evenflow.streams.held", quotas.streams)
         gauge("evenflow.streams.buffered", lambda: streams.buffered_bytes, "By")
         counters = streams.end.counters
         for name in counters.__struct_fields__:

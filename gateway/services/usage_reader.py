@@ -5,7 +5,7 @@ slow route). Each names the one before it, so that a hole is seen, and the quest
 """
 
 import asyncio
-from datetime import datetime
+from datetime import UTC, datetime
 
 import msgspec
 import structlog
@@ -52,10 +52,17 @@ class UsageReader:
 
         Numbers that are missing in between are missing in the stream: nothing of the answer was lost on its way.
         """
+        return await self._ask({"seq": sequence, "batch": most})
+
+    async def since(self, instant: datetime, most: int = BATCH) -> list[Stored]:
+        """The same from the first message on that the stream got at `instant` or later, by the server's clock."""
+        return await self._ask({"start_time": instant.astimezone(UTC).isoformat(), "batch": most})
+
+    async def _ask(self, question: dict[str, object]) -> list[Stored]:
         self._asked += 1
         self._got, self._last = [], 0
         self._answer = asyncio.get_running_loop().create_future()
-        question = {"seq": sequence, "batch": most, "next_by_subj": f"{subjects.PREFIX}.usage.>"}
+        question["next_by_subj"] = f"{subjects.PREFIX}.usage.>"
         try:
             await self._bus.publish(
                 subjects.USAGE_READ, msgspec.json.encode(question), reply=f"{self._bus.inbox}.l.{self._asked}"

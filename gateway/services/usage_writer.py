@@ -15,7 +15,7 @@ import structlog
 from msgspec.structs import replace
 
 from gateway.core.backlog import Backlog, Kind, Pending
-from gateway.core.charging import Spent, totals
+from gateway.core.charging import Spent, Totals, totals
 from gateway.services.streams import Attempt
 from shared import subjects, wire
 from shared.bus import Bus, Delivery
@@ -40,6 +40,8 @@ class Bill(msgspec.Struct, eq=False, kw_only=True):
     key: str
     streamed: bool
     day: int = 0
+    reserved: int = 0
+    strict: bool = False
     model: str = ""
     version: str = ""
     delivered: int = 0
@@ -63,6 +65,8 @@ class UsageWriter:
     def __init__(self, gid: str, gep: str, bus: Bus, clock: Callable[[], float]) -> None:
         self.backlog = Backlog()
         self.written = 0
+        self.settled: Callable[[str, Totals], None] = lambda _request, _totals: None
+        """What a request used is known, and for good."""
         self._subject = subjects.usage_of_gateway(gid)
         self._gep = gep
         self._bus = bus
@@ -130,9 +134,9 @@ class UsageWriter:
             model=bill.model,
             version=bill.version,
             wid=attempt.wid,
-            reserved=0,
+            reserved=bill.reserved,
             max_tokens=max_tokens or 0,
-            strict=False,
+            strict=bill.strict,
             day=bill.day,
             label=bill.label,
             streamed=bill.streamed,
@@ -149,7 +153,8 @@ class UsageWriter:
 
     def closing(self, bill: Bill, outcome: str, queued_s: float) -> None:
         """The request is over; its record is written once every worker has said its last word on it."""
-        if not bill.attempts:  # no worker was asked: nothing was opened
+        if not bill.attempts:  # no worker was asked: nothing was opened, nothing was used
+            self.settled(bill.id, totals(outcome, 0, 0.0, []))
             return
         bill.outcome, bill.queued_s = outcome, queued_s
         bill.due = self._clock() + _WAIT_S
@@ -237,6 +242,7 @@ class UsageWriter:
             **msgspec.structs.asdict(sums),
         )
         self._queue("close", bill.id, close)
+        self.settled(bill.id, sums)
 
     def _queue(self, kind: Kind, request: str, record: wire.Open | wire.Check | wire.Close) -> bool:
         pending = self._keep(kind, request, record)

@@ -1,4 +1,4 @@
-"""Step 5: send the job and wait for the worker's word."""
+"""Step 6: send the job and wait for the worker's word."""
 
 import asyncio
 from typing import NamedTuple
@@ -43,6 +43,7 @@ async def dispatch(house: House, passage: Passage, ticket: Ticket, wid: str, nam
         await house.streams.send(attempt)
         answer = await attempt.answer
         if isinstance(answer, wire.Accept):
+            _counted(house, passage, answer)
             return attempt
         passage.attempts.remove(attempt)
         if answer is None or isinstance(answer, wire.Fail):
@@ -63,7 +64,15 @@ async def dispatch(house: House, passage: Passage, ticket: Ticket, wid: str, nam
             house.turnstile.look_later()
             _retried(passage, wid, answer.code)
             return None
+        if answer.code == "too_large" and answer.error_code in {"budget", "window"} and passage.reservation is not None:
+            raise house.quotas.too_small(passage.principal, passage.reservation, answer.error_code)
         raise from_nack(answer, passage.ask)
+
+
+def _counted(house: House, passage: Passage, accept: wire.Accept) -> None:
+    """What was reserved for a longer prompt, or a longer answer, goes back."""
+    if passage.reservation is not None:
+        house.quotas.counted(passage.bill.id, passage.pool[0], passage.size, accept)
 
 
 def _attributes(wid: str, name: AttemptName) -> Attributes:
@@ -102,4 +111,7 @@ def _job(house: House, passage: Passage, sid: int, name: AttemptName) -> wire.Jo
         service_class=ask.service_class,
         most_prompt=passage.limits.max_input or None,
         most_output=passage.limits.max_output or None,
+        most_total=passage.reservation.total if passage.reservation is not None else None,
+        window=(passage.reservation.window or None) if passage.reservation is not None else None,
+        choices=ask.n,
     )

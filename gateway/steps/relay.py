@@ -1,4 +1,4 @@
-"""Step 6: from the inbox to the client, streamed or as one answer.
+"""Step 7: from the inbox to the client, streamed or as one answer.
 
 A piece that comes while the client's socket takes more goes straight through. What had to wait in the inbox goes out
 in one send, each event still its own `data:` line. While nothing comes, comments keep the connection alive.
@@ -10,6 +10,7 @@ from gateway.context import Exchange, Headers, House, Passage
 from gateway.encode import Choice, Finish, Stream, error_event, merge, whole
 from gateway.outcome import from_fail
 from gateway.services.inbox import Item
+from gateway.services.quotas import rate_headers
 from shared import telemetry
 from shared.errors import HttpError
 from shared.wire import End, Event, Fail, Text, TokenLogprob, Usage
@@ -21,9 +22,12 @@ _STREAM_HEADERS: Headers = [
 ]
 
 
-def answer_headers(passage: Passage) -> Headers:
+def answer_headers(house: House, passage: Passage) -> Headers:
     """What every good answer carries."""
+    held = passage.reservation
+    windows = () if held is None else tuple(hold.account for hold in held.holds)
     return [
+        *rate_headers(house.quotas.gauges(windows)),
         (b"x-request-id", passage.arrival.request_id.encode()),
         (b"x-evenflow-version", passage.pool[1].encode("latin-1", "replace")),
     ]
@@ -51,7 +55,7 @@ async def _headers_due(house: House, exchange: Exchange, passage: Passage) -> No
             await inbox.ready()
     except TimeoutError:
         pass
-    await exchange.start(200, [*_STREAM_HEADERS, *answer_headers(passage)])
+    await exchange.start(200, [*_STREAM_HEADERS, *answer_headers(house, passage)])
 
 
 async def _events(house: House, exchange: Exchange, passage: Passage, events: Stream) -> None:
@@ -178,7 +182,7 @@ async def _collect(house: House, exchange: Exchange, passage: Passage) -> None:
         [
             (b"content-type", b"application/json"),
             (b"content-length", str(len(body)).encode()),
-            *answer_headers(passage),
+            *answer_headers(house, passage),
         ],
     )
     await exchange.finish(body)

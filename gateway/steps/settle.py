@@ -1,4 +1,4 @@
-"""Step 7: give everything back, count it, and leave one line in the log."""
+"""Step 8: give everything back, count it, and leave one line in the log."""
 
 import asyncio
 

@@ -6,7 +6,7 @@ import msgspec
 from sqlalchemy import ColumnElement, and_, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from gateway.core.quotas import Limits
+from gateway.core.accounts import Limits
 from gateway.store import schema
 from gateway.store.rows import KeyRow, QuotaRow, TenantRow
 from shared.errors import UnknownRecordError

@@ -3,10 +3,10 @@
 import msgspec
 from sqlalchemy import ColumnElement, delete, insert, update
 
-from gateway.core.quotas import Limits
+from gateway.core.accounts import Limits
 from gateway.store import schema
 from gateway.store.database import Change, Database
-from gateway.store.find import QUOTA, one_key, one_tenant, quota_row
+from gateway.store.find import QUOTA, TENANT, one_key, one_tenant, quota_row
 from gateway.store.rows import Actor, KeyRow, QuotaRow, TenantRow
 from shared.errors import InvalidRecordError, StaleRecordError, UnknownRecordError
 
@@ -97,6 +97,15 @@ async def write_limits(  # noqa: PLR0917 - the row's place, its value, its versi
         raise InvalidRecordError("the limits were not kept")
     await change.record("quota", _id(owner, holder, model), _name(owner, holder, model), before, after)
     return after
+
+
+async def copy_limits(change: Change, old: KeyRow, new: KeyRow) -> None:
+    """Give a key the limits that hang on the one it replaces, of models too, within a change."""
+    tenants, quotas = schema.tenants.c, schema.quotas.c
+    owner = TenantRow(*(await change.connection.execute(TENANT.where(tenants.id == old.tenant_id))).one())
+    of_old = QUOTA.where(quotas.tenant_id == owner.id, quotas.key_id == old.id)
+    for row in [quota_row(row) for row in await change.connection.execute(of_old)]:
+        await write_limits(change, owner, new, row.model, row.limits)
 
 
 def check_limits(limits: Limits) -> None:

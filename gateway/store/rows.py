@@ -4,8 +4,8 @@ from typing import Literal
 
 import msgspec
 
+from gateway.core.accounts import Limits
 from gateway.core.charging import Totals
-from gateway.core.quotas import Limits
 
 
 class Actor(msgspec.Struct, frozen=True):
@@ -102,6 +102,16 @@ class UsageRow(Totals, frozen=True):
     model: str
     version: str
     day: int
+
+
+class DaySum(msgspec.Struct, frozen=True):
+    """Tokens, prompt and output, that requests of one kind used on one day of their tenant's calendar."""
+
+    tenant_id: str
+    key_id: str
+    model: str
+    day: int
+    tokens: int
 
 
 class Progress(msgspec.Struct, frozen=True):

@@ -6,7 +6,7 @@ import zoneinfo
 
 from sqlalchemy import insert, update
 
-from gateway.core.quotas import Limits
+from gateway.core.accounts import Limits
 from gateway.store import schema
 from gateway.store.database import Change, Database
 from gateway.store.find import TENANT, one_tenant

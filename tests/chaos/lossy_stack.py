@@ -11,7 +11,7 @@ from pathlib import Path
 
 from gateway.app import admin_app, tenant_app
 from gateway.context import House
-from gateway.core.quotas import Limits
+from gateway.core.accounts import Limits
 from gateway.lifespan import opened
 from gateway.serve import _listen, _server
 from gateway.store.rows import Actor

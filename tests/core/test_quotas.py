@@ -8,7 +8,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from gateway.core.quotas import Account, Limits, Periods, Quotas, Refusal, Reservation, Want
+from gateway.core.accounts import Account, Limits, Periods
+from gateway.core.quotas import Quotas, Refusal, Reservation, Want
 
 TODAY = Periods(1, 1)
 PROVE = os.environ.get("EVENFLOW_PROVE") == "1"

@@ -4,8 +4,8 @@ import logging
 import pytest
 import structlog
 
+from gateway.core.accounts import Limits
 from gateway.core.keys import fingerprint, new_key
-from gateway.core.quotas import Limits
 from gateway.services import keyring as keyrings
 from gateway.services.keyring import Keyring, Principal
 from gateway.store.rows import Actor, CredentialRow, Snapshot
@@ -54,7 +54,7 @@ def logs():
 
 def test_a_key_is_who_it_belongs_to(keyring):
     keyring.load(snapshot(credential()))
-    assert keyring.check(KEY) == Principal("t1", "acme", "k1", None)
+    assert keyring.check(KEY) == Principal("t1", "acme", "k1")
     assert len(keyring) == 1
 
 
@@ -265,7 +265,7 @@ async def test_a_key_revoked_by_another_process_is_refused_after_the_next_poll(t
         keyring = Keyring(here.pepper, clock)
         async with keyring.watch(here, sleep=sleeper):
             asleep = await sleeper.fall_asleep()
-            assert keyring.check(secret) == Principal(row.tenant_id, "acme", row.id, 2)
+            assert keyring.check(secret) == Principal(row.tenant_id, "acme", row.id)
             await there.keys.revoke(row.id, by=BY)
             asleep.set()
             await sleeper.fall_asleep()

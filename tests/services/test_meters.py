@@ -1,12 +1,13 @@
 """What workers announce is in one scrape of a gateway, within bounds."""
 
 import re
+import time
 
 import pytest
 
-from gateway.core.concurrency import Concurrency
 from gateway.core.fleet import Fleet
 from gateway.services.meters import Meters
+from gateway.services.quotas import Allowances
 from gateway.services.streams import Streams
 from gateway.services.turnstile import Turnstile
 from shared.settings import LimitSettings
@@ -46,7 +47,12 @@ def scraped():
         for wid, ann in anns.items():
             fleet.announced(0.0, wid, ann)
         meters = Meters(metrics)
-        meters.watch(fleet, Streams("g1", "e", Bus(), fleet, limits), Turnstile(fleet, limits), Concurrency())
+        meters.watch(
+            fleet,
+            Streams("g1", "e", Bus(), fleet, limits),
+            Turnstile(fleet, limits),
+            Allowances(limits, time.monotonic, time.time),
+        )
         return {
             found[1]: float(found[2])
             for found in re.finditer(r"^(evenflow_worker.*) (\S+)$", meters.scrape().decode(), re.MULTILINE)

@@ -7,11 +7,12 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
+from gateway.core.accounts import Limits
 from gateway.core.keys import display, fingerprint, well_formed
-from gateway.core.quotas import Limits
 from gateway.store.rows import Actor
 from gateway.store.store import Store
 from shared.errors import ConflictError, InvalidRecordError, SettingsError, StoreError, UnknownRecordError
+from tests.store.raw import run
 
 BY = Actor("local", name="test")
 
@@ -38,9 +39,11 @@ async def test_a_tenant_and_its_key(store, clock):
     assert [(q.tenant_id, q.limits) for q in snapshot.quotas] == [(tenant.id, Limits(streams=7))]
 
 
-async def test_the_key_itself_is_nowhere_on_disk(store, settings):
+async def test_the_key_itself_is_nowhere_on_disk(sqlite_settings):
+    settings, store = sqlite_settings, await Store.open(sqlite_settings)
     await store.tenants.create("acme", by=BY)
     _, secret = await store.keys.create("acme", "k", by=BY)
+    await store.close()
     files = list(database(settings).parent.parent.rglob("*"))
     assert any(file.suffix == ".db" for file in files)
     assert not any(secret[9:].encode() in file.read_bytes() for file in files if file.is_file())
@@ -165,9 +168,14 @@ async def test_every_change_bumps_the_revision(store):
 
 async def test_a_change_that_fails_bumps_nothing_and_leaves_nothing(store, settings):
     await store.tenants.create("acme", by=BY)
-    with sqlite3.connect(database(settings)) as other:
-        other.execute("CREATE TRIGGER no BEFORE INSERT ON keys BEGIN SELECT RAISE(FAIL, 'not today'); END")
-    other.close()
+    if settings.store.url.startswith("sqlite"):
+        refuse = ["CREATE TRIGGER no BEFORE INSERT ON keys BEGIN SELECT RAISE(FAIL, 'not today'); END"]
+    else:
+        refuse = [
+            "CREATE FUNCTION no() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE 'not today'; END $$",
+            "CREATE TRIGGER no BEFORE INSERT ON keys FOR EACH ROW EXECUTE FUNCTION no()",
+        ]
+    await run(settings, *refuse)
     with pytest.raises(StoreError):
         await store.keys.create("acme", "k", by=BY)
     assert await store.revision() == 1
@@ -199,15 +207,17 @@ async def test_writers_wait_for_each_other(store, settings):
     assert len(await store.keys.all()) == 20
 
 
-async def test_a_transaction_that_will_write_holds_the_lock_from_its_start(store, settings):
+async def test_a_transaction_that_will_write_holds_the_lock_from_its_start(sqlite_settings):
     """Taken later, after a read, the lock could not be waited for."""
-    with sqlite3.connect(database(settings), timeout=0) as other:
+    store = await Store.open(sqlite_settings)
+    with sqlite3.connect(database(sqlite_settings), timeout=0) as other:
         async with store._database.write() as connection:
             await connection.exec_driver_sql("SELECT number FROM revision")
             with pytest.raises(sqlite3.OperationalError, match="locked"):
                 other.execute("BEGIN IMMEDIATE")
         other.execute("BEGIN IMMEDIATE")
     other.close()
+    await store.close()
 
 
 async def test_reopening_keeps_everything(store, settings):
@@ -235,15 +245,15 @@ async def test_a_wrong_pepper_is_noticed_once_there_are_keys(store, settings):
     await (await Store.open(settings)).close()
 
 
-async def test_prod_makes_no_pepper(settings):
-    prod = replace(settings, profile="prod")
+async def test_prod_makes_no_pepper(sqlite_settings):
+    prod = replace(sqlite_settings, profile="prod")
     with pytest.raises(SettingsError, match=r"store\.pepper_file: .*must exist"):
         await Store.open(prod)
-    assert not database(settings).exists()
+    assert not database(sqlite_settings).exists()
 
 
-async def test_only_its_owner_reads_the_store(settings, tmp_path):
-    before = os.umask(0)
+async def test_only_its_owner_reads_the_store(sqlite_settings):
+    settings, before = sqlite_settings, os.umask(0)
     try:
         store = await Store.open(settings)
         await store.tenants.create("acme", by=BY)
@@ -257,21 +267,24 @@ async def test_only_its_owner_reads_the_store(settings, tmp_path):
     assert modes == dict.fromkeys((".db", ".db-wal", ".db-shm", ".lock"), 0o600)
 
 
-async def test_a_store_that_cannot_be_opened_says_where(settings, tmp_path):
+async def test_a_store_that_cannot_be_opened_says_where(sqlite_settings, tmp_path):
+    settings = sqlite_settings
     (tmp_path / "store.db").mkdir()
     blocked = replace(settings, store=replace(settings.store, url=f"sqlite+aiosqlite:///{tmp_path}/store.db"))
     with pytest.raises(StoreError, match=r"store\.db: unable to open"):
         await Store.open(blocked)
 
 
-async def test_garbage_in_place_of_the_database(settings):
+async def test_garbage_in_place_of_the_database(sqlite_settings):
+    settings = sqlite_settings
     database(settings).parent.mkdir()
     database(settings).write_bytes(b"not a database" * 1000)
     with pytest.raises(StoreError, match="not a database"):
         await Store.open(settings)
 
 
-async def test_an_error_shows_no_password(settings):
+async def test_an_error_shows_no_password(sqlite_settings):
+    settings = sqlite_settings
     away = replace(settings, store=replace(settings.store, url="postgresql+asyncpg://me:hunter2@127.0.0.1:1/x"))
     with pytest.raises(StoreError) as caught:
         await Store.open(away)

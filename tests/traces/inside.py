@@ -15,6 +15,7 @@ from gateway.services.fleet_feed import FleetFeed
 from gateway.services.keyring import Keyring
 from gateway.services.ledger import Keeper
 from gateway.services.meters import Meters
+from gateway.services.quotas import Allowances
 from gateway.store.rows import CredentialRow, Snapshot
 from shared import subjects
 from shared.bus import Delivery
@@ -161,7 +162,9 @@ async def inside(*engines, traced=True, sample_ratio=1.0):
     keyring = Keyring(PEPPER, time.time)
     keyring.load(Snapshot("s", 1, (CredentialRow(fingerprint(PEPPER, KEY), "k1", "t1", "acme", None),)))
     bus = HubBus(hub, "g1")
-    house = _build(settings, "gep", bus, keyring, Meters(metrics), tracing=tracing("gateway"))
+    quotas = Allowances(settings.limits, time.monotonic, time.time)
+    quotas.restored = True
+    house = _build(settings, "gep", bus, keyring, Meters(metrics), quotas=quotas, tracing=tracing("gateway"))
     # Neither books nor keys are kept up to date by anybody here; what they would tell is in the scrape all the same.
     house.meters.watch_keys(keyring.watch(None))
     house.meters.watch_usage(house.usage, Keeper("g1", None, None, house.usage, None, time.monotonic))

@@ -18,8 +18,11 @@ def refused(wep: str, sid: int, code: NackCode, message: str, *, param: str = ""
     return RefusedError(Nack(wep=wep, sid=sid, code=code, message=message, param=param, error_code=error_code))
 
 
-def too_large(wep: str, job: Job, prompt_tokens: int, limit: int, *, at_least: bool = False) -> RefusedError:
-    """The refusal of a prompt, or prompt + max_tokens, beyond `limit`. `at_least`: the count is a lower bound."""
+def too_large(wep: str, job: Job, prompt_tokens: int, limit: int, *, error_code: str = "") -> RefusedError:
+    """The refusal of a prompt, or prompt + max_tokens, beyond `limit`.
+
+    `error_code`: `at_least` if the count is a lower bound, `window` or `budget` if the limit is of the tenant's quotas.
+    """
     return RefusedError(
         Nack(
             wep=wep,
@@ -28,9 +31,21 @@ def too_large(wep: str, job: Job, prompt_tokens: int, limit: int, *, at_least: b
             message="the prompt and its completion are longer than the context",
             prompt_tokens=prompt_tokens,
             limit=limit,
-            error_code="at_least" if at_least else "",
+            error_code=error_code,
         )
     )
+
+
+def _affordable(wep: str, job: Job, prompt: int, max_tokens: int) -> int:
+    """As much of it as the tenant's quotas leave each choice, now that the prompt is counted. Raises RefusedError."""
+    if job.window is not None and prompt + job.choices * (job.max_tokens or 1) > job.window:
+        raise too_large(wep, job, prompt, job.window, error_code="window")
+    if job.most_total is None:
+        return max_tokens
+    left = (job.most_total - prompt) // job.choices
+    if left < 1:
+        raise too_large(wep, job, prompt, job.most_total, error_code="budget")
+    return min(max_tokens, left)
 
 
 def engine_request(wep: str, job: Job, prompt: list[int], capabilities: Capabilities, left_s: float) -> EngineRequest:
@@ -47,6 +62,7 @@ def engine_request(wep: str, job: Job, prompt: list[int], capabilities: Capabili
     limit = capabilities.context if job.most_prompt is None else min(job.most_prompt, capabilities.context)
     if not 1 <= max_tokens <= room or len(prompt) > limit:
         raise too_large(wep, job, len(prompt), limit)
+    max_tokens = _affordable(wep, job, len(prompt), max_tokens)
     request = EngineRequest(
         id=f"{job.gep}.{job.sid}",  # unique also when another gateway epoch counts from one again
         prompt=tuple(prompt),

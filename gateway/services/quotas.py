@@ -1,0 +1,315 @@
+"""The gateway's quotas: whose accounts a request draws on, what it is told when they do not give, what is left of them.
+
+The arithmetic is `gateway.core.quotas`; this shell knows the clocks, the limits as the store last had them, and the
+calendars of the tenants.
+"""
+
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import Literal
+from zoneinfo import ZoneInfo
+
+import msgspec
+
+from gateway.core import calendar
+from gateway.core.accounts import Account, Gauge, Limits, Periods, gauges
+from gateway.core.charging import FINISHED, Totals, unused
+from gateway.core.guesses import PromptSizes, Usual
+from gateway.core.quotas import Quotas, Refusal, Reservation, Want
+from gateway.services.keyring import Principal
+from gateway.store.rows import Snapshot
+from shared.errors import HttpError, InvalidRequestError, QuotaExceededError, RateLimitError
+from shared.settings import LimitSettings
+from shared.wire import Accept, Close, Open
+
+Place = tuple[str, str, str]
+"""Whose account: tenant, key or "", model or ""."""
+
+_SOON_S = 1.0
+"""When to come back for what ends when a stream ends, which nobody knows."""
+_NO_LIMITS = Limits()
+_TEMPLATE, _TEMPLATE_MESSAGE = 1024, 64
+"""Tokens that a chat template can add to a whole prompt, and to each message: more than any that is known."""
+
+
+class Size(msgspec.Struct, frozen=True):
+    """A prompt as its bytes show it, before anybody has counted its tokens. `exact` where it came as tokens."""
+
+    text_bytes: int
+    messages: int
+    exact: int | None = None
+
+
+class Room(msgspec.Struct, frozen=True):
+    """What a model gives: tokens of prompt and output together, and of one output."""
+
+    context: int
+    output: int
+
+
+class _Calendar(msgspec.Struct):
+    """A tenant's periods now. A change of zone waits for the end of the day."""
+
+    day: calendar.Span
+    month: calendar.Span
+    ends: float
+
+
+class Allowances:
+    """One per gateway. `clock` never runs backwards, `wall_clock` is seconds since 1970."""
+
+    def __init__(self, limits: LimitSettings, clock: Callable[[], float], wall_clock: Callable[[], float]) -> None:
+        self.core = Quotas()
+        self.usual = Usual()
+        self.sizes = PromptSizes()
+        self.restored = False
+        """The usage of earlier lives has been counted: budgets can be trusted."""
+        self._behind_ms = 0
+        self._settings = limits
+        self._clock = clock
+        self._wall_clock = wall_clock
+        self._limits: dict[Place, Limits] = {}
+        self._accounts: dict[Place, tuple[Account, ...]] = {}
+        self._calendars: dict[str, _Calendar] = {}
+        self._tenant = Limits(streams=limits.tenant_streams)
+
+    # ------------------------------------------------------------------------------------------------- the limits
+
+    def load(self, snapshot: Snapshot) -> None:
+        """Take over the limits of a snapshot. What was used of the old ones counts against the new ones."""
+        self._limits = {(row.tenant_id, row.key_id, row.model): row.limits for row in snapshot.quotas}
+        self._accounts.clear()
+
+    def limits(self, place: Place) -> Limits:
+        """What holds at a place; a tenant without a bound on its streams has the one of the settings."""
+        limits = self._limits.get(place, _NO_LIMITS)
+        if place[1] or place[2] or limits.streams:
+            return limits
+        if limits is _NO_LIMITS:
+            return self._tenant
+        return msgspec.structs.replace(limits, streams=self._tenant.streams)
+
+    def accounts(self, tenant: str, key: str, model: str) -> tuple[Account, ...]:
+        """The four accounts of a request: tenant, key, the model for the tenant, the model for the key."""
+        found = self._accounts.get((tenant, key, model))
+        if found is None:
+            now_ms = self.now_ms
+            places = ((tenant, "", ""), (tenant, key, ""), (tenant, "", model), (tenant, key, model))
+            found = tuple(self.core.account(now_ms, place, self.limits(place)) for place in places)
+            self._accounts[tenant, key, model] = found
+        return found
+
+    def periods(self, tenant: str, zone: str) -> Periods:
+        """The tenant's day and month. Their numbers never decrease, whatever becomes of clock and zone."""
+        now = self._wall_clock()
+        known = self._calendars.get(tenant)
+        if known is None or now >= known.ends:
+            known = self._calendars[tenant] = _calendar(zone, now, known)
+        return Periods(known.day.id, known.month.id)
+
+    # ------------------------------------------------------------------------------------------------- one request
+
+    def reserve(
+        self, request: str, principal: Principal, model: str, size: Size, room: Room, *, asked: int | None, choices: int
+    ) -> Reservation:
+        """Let a request in. Raises RateLimitError, QuotaExceededError or InvalidRequestError, with rate headers."""
+        accounts = self.accounts(principal.tenant_id, principal.key_id, model)
+        likely = self._likely(model, size, room)
+        want = Want(
+            prompt=likely,
+            prompt_most=_prompt_most(size, room),
+            asked=asked,
+            room=room.output,
+            usual=self.usual.tokens((principal.tenant_id, model)) if asked is None else 0,
+            choices=choices,
+            context=room.context,
+            long=likely >= self._settings.long_prompt_tokens,
+        )
+        periods = self.periods(principal.tenant_id, principal.zone)
+        answer = self.core.reserve(self.now_ms, request, want, periods, accounts)
+        if isinstance(answer, Reservation):
+            return answer
+        raise self.refused(answer, principal, accounts)
+
+    def counted(self, request: str, model: str, size: Size, accept: Accept) -> None:
+        """A worker has counted the prompt, and said how long an answer can become."""
+        if size.exact is None:
+            self.sizes.saw(model, size.text_bytes, size.messages, accept.prompt_tokens)
+        long = accept.prompt_tokens >= self._settings.long_prompt_tokens
+        self.core.adjust(self.now_ms, request, accept.prompt_tokens, output=accept.max_tokens, long=long)
+
+    def leave(self, request: str) -> None:
+        """Its client has its answer or is gone: its streams are free at once."""
+        self.core.leave(request)
+
+    def settle(self, request: str, totals: Totals) -> None:
+        """It is over, and pays for what it used, prompt and output."""
+        held = self.core.held(request)
+        if held is not None and held.window and held.want.asked is None and totals.outcome in FINISHED:
+            tenant, _, model = held.holds[-1].account.scope
+            self.usual.saw((tenant, model), totals.generated // held.want.choices)
+        tokens = totals.prompt + totals.charged
+        self.core.settle(self.now_ms, request, tokens, unused=unused(totals.outcome, tokens))
+
+    # ------------------------------------------------------------------------------------------------- earlier lives
+
+    def restoring(self, age_s: float) -> None:
+        """From now on it is that long ago for the rate windows; 0 ends it."""
+        self._behind_ms = round(age_s * 1000)
+
+    def used_before(self, place: Place, periods: Periods, tokens: int) -> None:
+        """Tokens of requests that were over before this process began count in their budgets."""
+        for account in self.accounts(*place):
+            self.core.used(account, periods, tokens)
+
+    def window_before(self, close: Close) -> None:
+        """A request closed then, and took of the rate windows."""
+        tokens = close.prompt + close.charged
+        if unused(close.outcome, tokens):
+            return
+        for account in self.accounts(close.tenant, close.key, close.model):
+            for _, bucket, amount in account.windows(tokens):
+                bucket.take(self.now_ms, amount)
+
+    def open_before(self, request: str, record: Open, periods: Periods) -> None:
+        """A request of an earlier process is open: what it reserved stays reserved until it closes."""
+        accounts = self.accounts(record.tenant, record.key, record.model)
+        self.core.restore(request, record.reserved, periods, accounts)
+
+    def close(self, close: Close) -> None:
+        """A record says what a request used. Those of this process have settled already: nothing."""
+        self.core.settle(self.now_ms, close.aid, close.prompt + close.charged)
+
+    # ------------------------------------------------------------------------------------------------- what is told
+
+    def refused(self, refusal: Refusal, principal: Principal, accounts: tuple[Account, ...]) -> HttpError:
+        """A refusal as the client is told of it."""
+        error = self._error(refusal, principal)
+        error.headers = rate_headers(self.gauges(accounts))
+        return error
+
+    def too_small(self, principal: Principal, held: Reservation, why: str) -> HttpError:
+        """A worker counted the prompt: what a reservation has left for it does not even hold one token of answer.
+
+        `why` is `window` for a request that can never fit, else `budget`.
+        """
+        accounts = tuple(hold.account for hold in held.holds)
+        bound = held.bound
+        if why == "window" or bound is None:
+            scope = next((a.scope for a in accounts if a.limits.tokens == held.window), ("", "", ""))
+            bound = Refusal("too_large", scope, held.window)
+        return self.refused(bound, principal, accounts)
+
+    def gauges(self, accounts: tuple[Account, ...]) -> tuple[Gauge | None, Gauge | None]:
+        """What is left of the windows for requests and tokens."""
+        return gauges(self.now_ms, accounts)
+
+    @property
+    def now_ms(self) -> int:
+        """The clock of the rate windows."""
+        return int(self._clock() * 1000) - self._behind_ms
+
+    def streams(self) -> int:
+        """Streams that all tenants hold now."""
+        return sum(account.streams for account in self.core.accounts() if account.scope[1:] == ("", ""))
+
+    def _likely(self, model: str, size: Size, room: Room) -> int:
+        if size.exact is not None:
+            return size.exact
+        return max(1, min(self.sizes.likely(model, size.text_bytes, size.messages), room.context - 1))
+
+    def _error(self, refusal: Refusal, principal: Principal) -> HttpError:
+        who = _who(refusal.scope)
+        limit = refusal.limit
+        match refusal.why:
+            case "requests" | "tokens":
+                wait_s = (refusal.wait_ms or 0) / 1000
+                return RateLimitError(
+                    f"Rate limit reached: {who} may use {limit} {refusal.why} per minute. Try again in {wait_s:.3f} s.",
+                    code=refusal.why,
+                    retry_after=wait_s,
+                    retryable=True,
+                )
+            case "concurrency":
+                return RateLimitError(
+                    f"Too many concurrent streams: {who} may hold {limit}.",
+                    code="concurrency",
+                    retry_after=_SOON_S,
+                    retryable=True,
+                )
+            case "long_prompts":
+                return RateLimitError(
+                    f"Too many long prompts at once: {who} may have {limit} in flight.",
+                    code="long_prompts",
+                    retry_after=_SOON_S,
+                    retryable=True,
+                )
+            case "daily" | "monthly":
+                return QuotaExceededError(
+                    f"The {refusal.why} budget is used up: {who} may use {limit} tokens"
+                    f" {'a day' if refusal.why == 'daily' else 'a month'}.",
+                    retry_after=self._until_next(refusal.why, principal),
+                )
+            case "too_large":
+                return InvalidRequestError(
+                    f"The request can never fit: {who} may use {limit} tokens per minute, prompt and output together.",
+                    code="tokens_over_limit",
+                    param="max_tokens",
+                )
+
+    def _until_next(self, which: Literal["daily", "monthly"], principal: Principal) -> float:
+        """Seconds until the tenant's next day or month begins."""
+        self.periods(principal.tenant_id, principal.zone)
+        known = self._calendars[principal.tenant_id]
+        end = known.day.end if which == "daily" else known.month.end
+        return max(1.0, end.timestamp() - self._wall_clock())
+
+
+def rate_headers(windows: tuple[Gauge | None, Gauge | None]) -> list[tuple[bytes, bytes]]:
+    """What a client is told of its windows: OpenAI's headers, and the IETF's (draft-ietf-httpapi-ratelimit-headers)."""
+    headers: list[tuple[bytes, bytes]] = []
+    policies, states = [], []
+    for name, gauge in zip(("requests", "tokens"), windows, strict=True):
+        if gauge is None:
+            continue
+        headers += (
+            (f"x-ratelimit-limit-{name}".encode(), b"%d" % gauge.limit),
+            (f"x-ratelimit-remaining-{name}".encode(), b"%d" % gauge.left),
+            (f"x-ratelimit-reset-{name}".encode(), duration(gauge.reset_ms).encode()),
+        )
+        policies.append(f'"{name}";q={gauge.limit};w=60')
+        states.append(f'"{name}";r={gauge.left};t={-(-gauge.reset_ms // 1000)}')
+    if policies:
+        headers += ((b"ratelimit-policy", ", ".join(policies).encode()), (b"ratelimit", ", ".join(states).encode()))
+    return headers
+
+
+def duration(ms: int) -> str:
+    """As OpenAI writes it: `0s`, `17ms`, `1.5s`, `6m0s`."""
+    if 0 < ms < 1000:  # noqa: PLR2004
+        return f"{ms}ms"
+    minutes, rest = divmod(ms, 60_000)
+    seconds = f"{rest / 1000:.3f}".rstrip("0").rstrip(".") + "s"
+    return f"{minutes}m{seconds}" if minutes else seconds
+
+
+def _prompt_most(size: Size, room: Room) -> int:
+    """What a prompt cannot exceed: no token is less than a byte, and a template adds what it adds to each message."""
+    if size.exact is not None:
+        return size.exact
+    return min(room.context, size.text_bytes + _TEMPLATE + _TEMPLATE_MESSAGE * size.messages)
+
+
+def _who(scope: object) -> str:
+    _, key, model = scope if isinstance(scope, tuple) else ("", "", "")
+    whose = "this key" if key else "this tenant"
+    return f"{whose} for the model '{model}'" if model else whose
+
+
+def _calendar(zone: str, now: float, before: _Calendar | None) -> _Calendar:
+    at, place = datetime.fromtimestamp(now, UTC), ZoneInfo(zone)
+    day, month = calendar.day(place, at), calendar.month(place, at)
+    if before is not None:  # towards the west a date can come again: it goes on counting
+        day = msgspec.structs.replace(day, id=max(day.id, before.day.id))
+        month = msgspec.structs.replace(month, id=max(month.id, before.month.id))
+    return _Calendar(day, month, day.end.timestamp())
