@@ -208,14 +208,14 @@ class Quotas:
 def _most(want: Want) -> int:
     """All that may come of a request, whatever its prompt turns out to be.
 
-    With n choices that share one prompt: max over p <= prompt_most of p + n * min(output, context - p).
+    With n choices that share one prompt: max over 1 <= p <= prompt_most of p + n * min(output, context - p).
     """
     output = want.room if want.asked is None else min(want.asked, want.room)
     if not want.context:
         return want.prompt_most + want.choices * output
     if want.prompt == want.prompt_most:
         return want.prompt + want.choices * max(0, min(output, want.context - want.prompt))
-    output = min(output, want.context)
+    output = min(output, want.context - 1)  # a prompt has a token at least
     if want.choices == 1:
         return min(want.prompt_most + output, want.context)
     return min(want.prompt_most, want.context - output) + want.choices * output

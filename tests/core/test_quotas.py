@@ -8,7 +8,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from gateway.core.accounts import Account, Limits, Periods
+from gateway.core.accounts import Account, Gauge, Limits, Periods, gauges
 from gateway.core.quotas import Quotas, Refusal, Reservation, Want
 
 TODAY = Periods(1, 1)
@@ -130,6 +130,75 @@ def test_a_counted_prompt_gives_back_what_was_reserved_for_a_longer_one() -> Non
     assert (level(account), account.days[1].used, account.days[1].reserved) == (930, 70, 0)
 
 
+def test_whoever_has_its_answer_holds_no_stream_though_its_tokens_are_not_settled() -> None:
+    quotas, account = one(Limits(streams=2, long_prompts=1, daily=100))
+    assert isinstance(quotas.reserve(0, "a", want(long=True, choices=2, asked=3), TODAY, [account]), Reservation)
+    assert quotas.reserve(0, "b", want(asked=3), TODAY, [account]) == Refusal("concurrency", "t", 2)
+    quotas.leave("a")
+    quotas.leave("a")
+    quotas.leave("unknown")
+    assert (account.streams, account.long_prompts, account.days[1].reserved) == (0, 0, 16)
+    assert isinstance(quotas.reserve(0, "b", want(asked=3, choices=2), TODAY, [account]), Reservation)
+    quotas.settle(0, "a", 16)
+    assert (account.streams, account.days[1].used, account.days[1].reserved) == (2, 16, 16)
+
+
+def test_long_prompts_are_bounded_by_what_is_likely_and_counted_by_what_is_true() -> None:
+    quotas, account = one(Limits(long_prompts=1))
+    quotas.reserve(0, "a", want(9_000, long=True), TODAY, [account])
+    assert quotas.reserve(0, "b", want(9_000, long=True), TODAY, [account]) == Refusal("long_prompts", "t", 1)
+    assert isinstance(quotas.reserve(0, "short", want(), TODAY, [account]), Reservation)
+    quotas.adjust(0, "a", 7_000, long=False)
+    assert account.long_prompts == 0, "it was none after all"
+    quotas.adjust(0, "short", 9_999, long=True)
+    quotas.adjust(0, "short", 9_999, long=True)
+    assert account.long_prompts == 1, "it was one after all"
+    quotas.leave("a")
+    quotas.leave("short")
+    assert account.long_prompts == 0
+
+
+@pytest.mark.parametrize(("prompt", "context", "room"), [(5, 20, 8), (15, 20, 8), (19, 20, 8), (3, 20, 20), (1, 2, 9)])
+@pytest.mark.parametrize("choices", [1, 2, 3])
+def test_no_prompt_up_to_its_bound_takes_more_than_is_reserved(
+    prompt: int, context: int, room: int, choices: int
+) -> None:
+    quotas, account = one(Limits(daily=10**6))
+    asked = want(1, None, prompt_most=prompt, context=context, room=room, choices=choices)
+    held = quotas.reserve(0, "a", asked, TODAY, [account])
+    assert isinstance(held, Reservation)
+    takes = [p + choices * max(0, min(room, context - p)) for p in range(1, prompt + 1)]
+    assert held.total == max(takes)
+    quotas.adjust(0, "a", prompt)
+    assert held.total == takes[-1]
+    quotas.adjust(0, "a", prompt, output=1)
+    assert held.total == min(takes[-1], prompt + choices * min(1, context - prompt))
+
+
+def test_what_an_earlier_life_left_open_keeps_its_part_until_it_closes() -> None:
+    quotas, account = one(Limits(daily=100, streams=1))
+    quotas.used(account, TODAY, 30)
+    quotas.restore("old", 50, TODAY, [account])
+    quotas.restore("old", 50, TODAY, [account])
+    held = quotas.reserve(0, "a", want(5, None), TODAY, [account])
+    assert isinstance(held, Reservation)
+    assert held.total == 20
+    assert held.bound == Refusal("daily", "t", 100)
+    quotas.settle(0, "old", 10)
+    quotas.settle(0, "a", 20)
+    assert (account.days[1].used, account.days[1].reserved, account.streams) == (60, 0, 0)
+
+
+def test_gauges_are_of_the_window_with_least_left() -> None:
+    quotas, account = one(Limits(requests=60, tokens=1_000))
+    other = quotas.account(0, "k", Limits(requests=10))
+    assert gauges(0, [quotas.account(0, "n", Limits())]) == (None, None)
+    quotas.reserve(0, "a", want(50, 50), TODAY, [account, other])
+    assert gauges(0, [account, other]) == (Gauge(10, 9, 6_000), Gauge(1_000, 900, 6_000))
+    quotas.settle(0, "a", 2_000)
+    assert gauges(0, [account])[1] == Gauge(1_000, 0, 120_000), "debt is nothing left, and takes longer"
+
+
 def test_limits_that_come_and_go_under_a_running_request() -> None:
     quotas, account = one(Limits())
     quotas.reserve(0, "a", want(), TODAY, [account])
@@ -158,6 +227,7 @@ LIMITS = st.builds(
     requests=st.sampled_from([0, 1, 7, 100]),
     tokens=st.sampled_from([0, 50, 1_000, 2**50]),
     streams=st.sampled_from([0, 2, 9]),
+    long_prompts=st.sampled_from([0, 1, 3]),
     daily=st.sampled_from([0, 60, 5_000]),
     monthly=st.sampled_from([0, 90, 20_000]),
     strict=st.booleans(),
@@ -190,6 +260,8 @@ class Machine(RuleBasedStateMachine):
         room=st.integers(1, 500),
         usual=st.integers(1, 300),
         choices=st.integers(1, 3),
+        context=st.sampled_from([0, 100, 700]),
+        long=st.booleans(),
         whose=st.sets(st.integers(0, 2), min_size=1),
     )
     def ask(self, whose: set[int], **asked: Any) -> None:
@@ -214,13 +286,18 @@ class Machine(RuleBasedStateMachine):
             self.running[name] = (let_in, accounts)
 
     @precondition(lambda self: self.running)
-    @rule(data=st.data(), share=st.integers(0, 100))
-    def count(self, data: st.DataObject, share: int) -> None:
+    @rule(data=st.data())
+    def leave(self, data: st.DataObject) -> None:
+        self.quotas.leave(data.draw(st.sampled_from(sorted(self.running))))
+
+    @precondition(lambda self: self.running)
+    @rule(data=st.data(), share=st.integers(0, 100), output=st.none() | st.integers(1, 300), long=st.booleans())
+    def count(self, data: st.DataObject, share: int, output: int | None, long: bool) -> None:
         name = data.draw(st.sampled_from(sorted(self.running)))
         held, _ = self.running[name]
         if held.want.least < held.total:
             prompt = min(held.want.prompt_most, held.total - held.want.choices)
-            self.quotas.adjust(self.now, name, max(1, prompt * share // 100))
+            self.quotas.adjust(self.now, name, max(1, prompt * share // 100), output=output, long=long)
 
     @precondition(lambda self: self.running)
     @rule(data=st.data(), share=st.integers(0, 100), unused=st.booleans())
@@ -261,6 +338,12 @@ class Machine(RuleBasedStateMachine):
                     assert not limit or budget.used + budget.reserved <= limit
 
     @invariant()
+    def streams_stay_within_their_bound(self) -> None:
+        for account in self.accounts:
+            assert 0 <= account.streams <= (account.limits.streams or account.streams)
+            assert account.long_prompts >= 0
+
+    @invariant()
     def who_is_strict_never_owes(self) -> None:
         for account in self.accounts:
             if account.tokens is not None and account.limits.strict:
@@ -278,7 +361,7 @@ class Machine(RuleBasedStateMachine):
     def when_all_is_over_nothing_is_held(self) -> None:
         if not self.running:
             assert len(self.quotas) == 0
-            assert all(account.streams == 0 for account in self.accounts)
+            assert all(account.streams == account.long_prompts == 0 for account in self.accounts)
             books = [book for account in self.accounts for book in (account.days, account.months)]
             assert all(budget.reserved == 0 for book in books for budget in book.values())
             assert all(len(book) <= 2 for book in books)
