@@ -12,7 +12,10 @@ pepper a stolen store says nothing about any key.
 import hmac
 import re
 import zlib
+from typing import Final
 
+SCOPES: Final = ("inference", "usage")
+"""All that a key may be allowed: to ask models, and to see what its tenant used."""
 PREFIX = "ef-"
 RANDOM_BYTES = 32
 BODY_CHARS = 43

@@ -6,6 +6,7 @@ import msgspec
 
 from gateway.core.accounts import Limits
 from gateway.core.charging import Totals
+from gateway.core.keys import SCOPES
 
 
 class Actor(msgspec.Struct, frozen=True):
@@ -64,7 +65,7 @@ class KeyRow(msgspec.Struct, frozen=True):
     version: int
 
 
-class CredentialRow(msgspec.Struct, frozen=True):
+class CredentialRow(msgspec.Struct, frozen=True, gc=False):
     """A key that opens the door until `expires_at`: what the keyring needs, and nothing else."""
 
     hash: bytes
@@ -73,21 +74,42 @@ class CredentialRow(msgspec.Struct, frozen=True):
     tenant_name: str
     expires_at: int | None
     zone: str = "UTC"
-    scopes: tuple[str, ...] = ("inference",)
+    scopes: tuple[str, ...] = SCOPES
     models: tuple[str, ...] | None = None
     networks: tuple[str, ...] | None = None
 
 
-class Snapshot(msgspec.Struct, frozen=True):
-    """One consistent read at `revision`: every key that is not revoked, of every tenant that is not disabled.
+class Moment(msgspec.Struct, frozen=True):
+    """When the store was read: after so many changes, and the last entry of its audit log, by number and hash."""
 
-    And the limits of those tenants.
+    revision: int
+    sequence: int = 0
+    hash: bytes = b""
+
+
+class Snapshot(msgspec.Struct, frozen=True):
+    """One consistent read at `revision`: every key that is neither revoked nor expired, of each tenant not disabled.
+
+    And the limits of those tenants. `moment` is where to go on from with `Store.changes`.
     """
 
     store_id: str
     revision: int
     credentials: tuple[CredentialRow, ...]
     quotas: tuple[QuotaRow, ...] = ()
+    moment: Moment | None = None
+
+
+class Changes(msgspec.Struct, frozen=True):
+    """What became of keys since an earlier read. Of those with a hash in `touched`, only `credentials` open the door.
+
+    `quotas` are all limits, or None if none changed.
+    """
+
+    moment: Moment
+    touched: tuple[bytes, ...]
+    credentials: tuple[CredentialRow, ...]
+    quotas: tuple[QuotaRow, ...] | None
 
 
 class UsageRow(Totals, frozen=True):

@@ -51,7 +51,7 @@ keys = Table(
     Column("created_at", BigInteger, nullable=False),
     Column("expires_at", BigInteger),
     Column("revoked_at", BigInteger),
-    Column("scopes", Text, nullable=False, server_default='["inference"]'),
+    Column("scopes", Text, nullable=False, server_default='["inference","usage"]'),
     Column("models", Text),
     Column("networks", Text),
     Column("last_used_at", BigInteger),

@@ -14,37 +14,20 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 
 from gateway.core.keys import fingerprint
 from gateway.store import schema
+from gateway.store.credentials import REVISION, read_all, read_changes
 from gateway.store.database import Database
 from gateway.store.engine import new_engine
-from gateway.store.find import QUOTA, quota_row, texts
 from gateway.store.keys import KeyTable
 from gateway.store.migrate import migrate
 from gateway.store.pepper import read_pepper
 from gateway.store.quotas import QuotaTable
-from gateway.store.rows import CredentialRow, Snapshot
+from gateway.store.rows import Changes, Moment, Snapshot
 from gateway.store.tenants import TenantTable
 from gateway.store.usage import UsageTable
 from shared.errors import StoreError
 from shared.settings import Settings
 
 PEPPER_CHECK = b"evenflow: is this the pepper that this store's keys were made with?"
-
-_CREDENTIAL = (
-    select(
-        schema.keys.c.hash,
-        schema.keys.c.id.label("key_id"),
-        schema.tenants.c.id.label("tenant_id"),
-        schema.tenants.c.name.label("tenant_name"),
-        schema.keys.c.expires_at,
-        schema.tenants.c.zone,
-        schema.keys.c.scopes,
-        schema.keys.c.models,
-        schema.keys.c.networks,
-    )
-    .join_from(schema.keys, schema.tenants)
-    .where(schema.keys.c.revoked_at.is_(None), schema.tenants.c.disabled_at.is_(None))
-)
-_REVISION = select(schema.revision.c.number)
 
 
 def wall_clock_ms() -> int:
@@ -91,21 +74,24 @@ class Store:
         """Close every connection. Safe to call twice."""
         await self._database.engine.dispose()
 
+    def on_change(self, told: Callable[[int], None]) -> None:
+        """Call `told` with the revision of each change that this process makes from now on, once it is kept."""
+        self._database.on_change = told
+
     async def revision(self) -> int:
         """How many changes there have been: a number that differs means that something did change."""
         async with self._database.read() as connection:
-            return int((await connection.execute(_REVISION)).scalar_one())
+            return int((await connection.execute(REVISION)).scalar_one())
 
     async def snapshot(self) -> Snapshot:
         """Everything that requests are judged by, as of one moment."""
         async with self._database.read() as connection:
-            number = int((await connection.execute(_REVISION)).scalar_one())
-            credentials = tuple(
-                CredentialRow(*row[:6], texts(row.scopes) or (), texts(row.models), texts(row.networks))
-                for row in await connection.execute(_CREDENTIAL)
-            )
-            quotas = tuple(quota_row(row) for row in await connection.execute(QUOTA))
-            return Snapshot(self.store_id, number, credentials, quotas)
+            return await read_all(connection, self.store_id, self.now_ms)
+
+    async def changes(self, since: Moment) -> Changes | None:
+        """What became of it after an earlier read; None if all of it has to be read anew."""
+        async with self._database.read() as connection:
+            return await read_changes(connection, since, self.now_ms)
 
     @property
     def now_ms(self) -> int:

@@ -18,7 +18,7 @@ def upgrade() -> None:
     op.add_column("tenants", sa.Column("zone", sa.String(64), nullable=False, server_default="UTC"))
     op.add_column("tenants", sa.Column("version", sa.Integer(), nullable=False, server_default="1"))
     op.drop_column("tenants", "max_streams")
-    op.add_column("keys", sa.Column("scopes", sa.Text(), nullable=False, server_default='["inference"]'))
+    op.add_column("keys", sa.Column("scopes", sa.Text(), nullable=False, server_default='["inference","usage"]'))
     for name in ("models", "networks"):
         op.add_column("keys", sa.Column(name, sa.Text()))
     op.add_column("keys", sa.Column("last_used_at", sa.BigInteger()))
