@@ -1,19 +1,27 @@
 """Composition root: a house becomes two Litestar applications, the tenants' door and the operators'."""
 
+import time
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import structlog
 from litestar import Litestar, Request, Response
 from litestar.exceptions import HTTPException, MethodNotAllowedException
 from litestar.exceptions import NotFoundException as LitestarNotFound
-from litestar.handlers import HTTPRouteHandler
+from litestar.types import ControllerRouterHandler
 
+from gateway.admin.api import admin_router
+from gateway.admin.problems import refuse
+from gateway.admin.sessions import Access
 from gateway.context import House
 from gateway.http import problems
 from gateway.http.health import health_routes, metrics_route
 from gateway.http.openai import openai_routes
 from gateway.steps.accept import request_id
+from gateway.store.store import Store
 from shared.errors import HttpError, InvalidRequestError, MethodNotAllowedError, NotFoundError
+
+Refusing = Callable[[Request[Any, Any, Any], Exception], Response[Any]]
 
 _LONGEST_PATH = 200
 
@@ -26,15 +34,17 @@ def tenant_app(house: House) -> Litestar:
     return _app([*openai_routes(house), *health_routes(house, gateway.health_path, gateway.ready_path)])
 
 
-def admin_app(house: House) -> Litestar:
-    """Metrics and probes."""
-    return _app([metrics_route(house), *health_routes(house, "/health", "/ready")])
+def admin_app(house: House, store: Store) -> Litestar:
+    """The operators' API; metrics and probes, which need no login."""
+    access = Access(store, house.settings.admin, time.monotonic)
+    open_to_all = [metrics_route(house), *health_routes(house, "/health", "/ready")]
+    return _app([admin_router(access), *open_to_all], refuse)
 
 
-def _app(routes: list[HTTPRouteHandler]) -> Litestar:
+def _app(routes: Sequence[ControllerRouterHandler], refusing: Refusing | None = None) -> Litestar:
     return Litestar(
         route_handlers=routes,
-        exception_handlers={Exception: _refuse},
+        exception_handlers={Exception: refusing or _refuse},
         openapi_config=None,
         logging_config=None,
         debug=False,

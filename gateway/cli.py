@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from gateway.cli_admin import admin
 from gateway.cli_certs import certs
 from gateway.cli_common import config_option, json_option, load_settings, print_json, print_table
 from gateway.cli_nats import nats
@@ -47,7 +48,7 @@ def main() -> None:
     """Evenflow: one OpenAI-compatible LLM service for many tenants, over a handful of unlike machines."""
 
 
-for _group in (certs, key, nats, tenant, usage):
+for _group in (admin, certs, key, nats, tenant, usage):
     main.add_command(_group)
 
 
@@ -69,7 +70,7 @@ def gateway(config: str | None) -> None:
 @click.option("--null-tokens", type=int, metavar="N", help="Null engine: tokens per answer.")
 @click.option("--workers", type=int, metavar="N", help="So many workers, like the first.")
 @click.option("--port", type=int, metavar="PORT", help="Port of the API.")
-@click.option("--admin-port", type=int, metavar="PORT", help="Port of metrics and health.")
+@click.option("--admin-port", type=int, metavar="PORT", help="Port of the admin API, metrics and health.")
 @click.option("--tls", is_flag=True, help="Serve the API over TLS, with a development certificate unless one is set.")
 @click.option("--no-answer", is_flag=True, help="Do not stream a first answer to the terminal.")
 def up(config: str | None, tls: bool, no_answer: bool, **flags: Any) -> None:

@@ -1,32 +1,21 @@
 """`evenflow tenant`, `key` and `usage`: what the store holds."""
 
-import re
 import time
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 import click
 
-from gateway.cli_common import config_option, json_option, load_settings, local_actor, print_json, print_table
+from gateway.cli_common import config_option, json_option, local_actor, print_json, print_table
+from gateway.cli_common import seconds as _seconds
+from gateway.cli_common import shown_time as _time
+from gateway.cli_common import with_store as _with_store
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Sequence
+    from collections.abc import Sequence
 
     from gateway.core.accounts import Limits
     from gateway.store.rows import KeyRow, TenantRow, UsageRow
     from gateway.store.store import Store
-
-T = TypeVar("T")
-UNITS_S = {"m": 60, "h": 3600, "d": 86_400}
-
-
-def _seconds(_ctx: click.Context, _param: click.Parameter, value: str | None) -> int | None:
-    """`90d`, `12h` or `30m`, as seconds."""
-    if value is None:
-        return None
-    match = re.fullmatch(r"([1-9]\d{0,5})([mhd])", value, re.ASCII)
-    if match is None:
-        raise click.BadParameter(f"{value!r} is not a duration such as 90d, 12h or 30m")
-    return int(match[1]) * UNITS_S[match[2]]
 
 
 @click.group()
@@ -160,22 +149,6 @@ def usage_list(config: str | None, as_json: bool, tenant: str | None, most: int)
     )
 
 
-def _with_store(config: str | None, work: "Callable[[Store], Awaitable[T]]") -> T:
-    settings = load_settings(config).settings
-    import asyncio  # noqa: PLC0415
-
-    from gateway.store.store import Store  # noqa: PLC0415
-
-    async def run() -> T:
-        store = await Store.open(settings)
-        try:
-            return await work(store)
-        finally:
-            await store.close()
-
-    return asyncio.run(run())
-
-
 def _streams(most: int) -> "Limits":
     from gateway.core.accounts import Limits  # noqa: PLC0415
 
@@ -206,7 +179,3 @@ def _state(row: "KeyRow") -> str:
     if row.expires_at is None:
         return "valid"
     return ("expired " if row.expires_at <= time.time() * 1000 else "valid until ") + _time(row.expires_at)
-
-
-def _time(ms: int | None) -> str:
-    return "-" if ms is None else time.strftime("%Y-%m-%d %H:%M:%SZ", time.gmtime(ms / 1000))

@@ -35,8 +35,11 @@ _LAST_RECORDS_S = 5.0
 
 
 @asynccontextmanager
-async def opened(settings: Settings) -> AsyncIterator[House]:
-    """The whole house, running. An owner task that dies ends the `async with` with its error."""
+async def opened(settings: Settings) -> AsyncIterator[tuple[House, Store]]:
+    """The whole house, running, and the store for operators: tenants' requests never see it.
+
+    An owner task that dies ends the `async with` with its error.
+    """
     epoch = secrets.token_hex(8)
     metrics = Metrics("evenflow-gateway")
     tracing = Tracing.configured("evenflow-gateway", settings.gateway.name, settings.telemetry)
@@ -72,7 +75,7 @@ async def opened(settings: Settings) -> AsyncIterator[House]:
             ]
             log.info("gateway_open", gateway=settings.gateway.name, epoch=epoch)
             try:
-                yield house
+                yield house, store
             finally:
                 keeping.cancel()
                 with contextlib.suppress(TimeoutError):

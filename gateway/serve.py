@@ -45,8 +45,8 @@ async def serve(settings: Settings) -> None:
     gateway, admin, tls = settings.gateway, settings.admin, settings.tls
     context = make_context(tls) if tls.certificate else None
     with _listen(gateway.host, gateway.port) as tenants, _listen(admin.host, admin.port) as operators:
-        async with opened(settings) as house:
-            servers = [_server(tenant_app(house), settings, context), _server(admin_app(house), settings)]
+        async with opened(settings) as (house, store):
+            servers = [_server(tenant_app(house), settings, context), _server(admin_app(house, store), settings)]
             async with asyncio.TaskGroup() as group:
                 watch = _watch_certificate(group, context, settings)
                 group.create_task(servers[0].serve([tenants]), name="tenants' door")

@@ -50,12 +50,18 @@ class GatewaySettings(_Section, frozen=True):
 
 
 class AdminSettings(_Section, frozen=True):
-    """The operators' door: metrics and health for now."""
+    """The operators' door: metrics, health, the admin API."""
 
     host: str = "127.0.0.1"
     """Address to listen on; keep it on the loopback or a private network."""
     port: Port = 8081
-    """Port of metrics and health; 0 picks a free one."""
+    """Port of the admin API, metrics and health; 0 picks a free one."""
+    offloaded: bool = False
+    """A proxy in front terminates TLS: browsers are then told to send the session over TLS only."""
+    session_s: Seconds = 43_200.0
+    """Longest life of a login."""
+    session_idle_s: Seconds = 3600.0
+    """How long a login lasts without a request."""
 
 
 class TlsSettings(_Section, frozen=True):

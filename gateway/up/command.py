@@ -1,7 +1,7 @@
 """`evenflow up`: from an empty directory to a served answer, and from a signal to a clean end.
 
-    lock -> directories, ports -> certificate -> NATS -> workers | demo key -> gateway -> ready -> one answer -> serve
-    -> stop
+    lock -> directories, ports -> certificate -> NATS -> workers | demo key, first admin -> gateway -> ready
+    -> one answer -> serve -> stop
 
 Exit status: 0 after a signal, 2 when it could not start, 78 (EX_CONFIG) when a part said that its configuration can
 never work.
@@ -53,6 +53,12 @@ async def _demo_key(settings: Settings, state: Path) -> str:
     return await demo_key(settings, state)
 
 
+async def _first_admin(settings: Settings, state: Path) -> bool:
+    from gateway.up.first_admin import first_admin  # noqa: PLC0415 - the same
+
+    return await first_admin(settings, state)
+
+
 async def _make_streams(settings: NatsSettings) -> None:
     from gateway.up.provision import make_streams  # noqa: PLC0415 - the NATS client, too
 
@@ -60,12 +66,13 @@ async def _make_streams(settings: NatsSettings) -> None:
 
 
 class Parts(msgspec.Struct, frozen=True, kw_only=True):
-    """What is started, how the streams of the bus are made, and how the demo key is."""
+    """What is started, and how the streams of the bus, the demo key and the first admin are made."""
 
     workers: Callable[[Settings, Mapping[str, str]], list[ChildSpec]] = children.workers
     gateway: Callable[[Settings, Mapping[str, str]], ChildSpec] = children.gateway
     streams: Callable[[NatsSettings], Awaitable[None]] = _make_streams
     key: Callable[[Settings, Path], Awaitable[str]] = _demo_key
+    admin: Callable[[Settings, Path], Awaitable[bool]] = _first_admin
 
 
 def run(
@@ -150,11 +157,12 @@ class _Up:
             self._supervisor.start(spec)
         try:
             key = await self._parts.key(settings, state)
+            knows_admin = await self._parts.admin(settings, state)
         except (StoreError, SettingsError) as error:
             raise StartError(str(error)) from error
         self._supervisor.start(self._parts.gateway(settings, environment))
         await self._streams(settings.nats)  # while the gateway loads
-        await self._welcome(settings, key)
+        await self._welcome(settings, key, knows_admin=knows_admin)
 
     def _ports(self) -> Settings:
         """Check that both doors can be opened; a port of 0 becomes a free one, the same for every restart."""
@@ -202,7 +210,7 @@ class _Up:
                 raise StartError(str(error)) from error
             self._terminal.line(f"{error}; usage waits in memory until `evenflow nats streams` has made its stream")
 
-    async def _welcome(self, settings: Settings, key: str) -> None:
+    async def _welcome(self, settings: Settings, key: str, *, knows_admin: bool) -> None:
         """Wait until the door is open, show one real answer, and say how to get the next."""
         from gateway.up import door  # noqa: PLC0415 - httpx is slow to import: the children load meanwhile
 
@@ -217,6 +225,8 @@ class _Up:
         key_file = self._options.state / "demo.key"
         trust = {"certificate": settings.tls.certificate, "authority": self._authority}
         terminal.line(recipes(url, key_file, model or "MODEL", **trust))
+        login = f", as admin with the password in {self._options.state / 'admin.password'}" if knows_admin else ""
+        terminal.line(f"operators: {door.admin_url(settings)}/admin/v1{login}")
         terminal.line("serving until Ctrl-C")
 
     async def _answer(self, asking: "Awaitable[door.Measured]", terminal: Terminal) -> None:

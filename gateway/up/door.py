@@ -49,10 +49,18 @@ class _NotReady(msgspec.Struct):
 
 def base_url(settings: Settings) -> str:
     """Return where a client on this machine finds the tenants' door."""
-    host = settings.gateway.host
-    host = {"0.0.0.0": "127.0.0.1", "": "127.0.0.1", "::": "::1"}.get(host, host)
     scheme = "https" if settings.tls.certificate else "http"
-    return f"{scheme}://{f'[{host}]' if ':' in host else host}:{settings.gateway.port}"
+    return f"{scheme}://{_address(settings.gateway.host)}:{settings.gateway.port}"
+
+
+def admin_url(settings: Settings) -> str:
+    """Return where an operator on this machine finds theirs."""
+    return f"http://{_address(settings.admin.host)}:{settings.admin.port}"
+
+
+def _address(host: str) -> str:
+    host = {"0.0.0.0": "127.0.0.1", "": "127.0.0.1", "::": "::1"}.get(host, host)
+    return f"[{host}]" if ":" in host else host
 
 
 def client(settings: Settings, authority: str = "") -> httpx.AsyncClient:

@@ -99,12 +99,12 @@ async def lossy(directory: Path, *, timing: Timing | None = None, **worker: obje
             open_.push_async_callback(doors[name].close)
         settings = _settings(nats, directory, doors["g1"].url, worker)
         key = await _key(settings)
-        house = await open_.enter_async_context(opened(settings))
+        house, store = await open_.enter_async_context(opened(settings))
         node = await open_.enter_async_context(_worker(settings, doors["w1"].url))
         if timing is not None:
             house.streams.end.timing = node.end.timing = timing
         stack = LossyStack(directory, key, house, node, doors)
-        await open_.enter_async_context(_serving(stack, settings))
+        await open_.enter_async_context(_serving(stack, store, settings))
 
         async def ready() -> bool:
             return bool(house.fleet.ready(("null", "1")))
@@ -157,9 +157,9 @@ async def _worker(settings: Settings, url: str) -> AsyncIterator[Node]:
 
 
 @contextlib.asynccontextmanager
-async def _serving(stack: LossyStack, settings: Settings) -> AsyncIterator[None]:
+async def _serving(stack: LossyStack, store: Store, settings: Settings) -> AsyncIterator[None]:
     house = stack.house
-    servers = [_server(tenant_app(house), settings), _server(admin_app(house), settings)]
+    servers = [_server(tenant_app(house), settings), _server(admin_app(house, store), settings)]
     with _listen("127.0.0.1", 0) as tenants, _listen("127.0.0.1", 0) as operators:
         stack.port, stack.admin_port = tenants.getsockname()[1], operators.getsockname()[1]
         async with asyncio.TaskGroup() as group:

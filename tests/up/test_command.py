@@ -63,12 +63,16 @@ MAIN = """
     async def key(settings, state):
         (state / "demo.key").write_text("ef-test\\n")
         return "ef-wrong" if "wrong-key" in flags else "ef-test"
+    async def admin(settings, state):
+        (state / "admin.password").write_text("secret\\n")
+        return True
     port = next((int(flag) for flag in flags if flag.isdecimal()), 0)
     settings = Settings(gateway=GatewaySettings(port=port), admin=AdminSettings(port=0))
     parts = Parts(
         workers=lambda settings, environment: [child("worker-w1", "workers", WORKER, environment)],
         gateway=lambda settings, environment: child("gateway", "gateway", GATEWAY, environment),
         key=key,
+        admin=admin,
     )
     sys.exit(run(settings, UpOptions(answer="no-answer" not in flags), parts=parts))
 """
@@ -121,6 +125,8 @@ def test_an_empty_directory_becomes_a_served_answer_and_a_signal_a_clean_end(up,
     assert "(9 prompt + 2 completion tokens, first after" in said
     assert "... waiting for: worker; w1 loading 25 % (" in said
     assert "$(cat .evenflow/demo.key)" in said
+    assert "/admin/v1, as admin with the password in .evenflow/admin.password\n" in said
+    assert "secret" not in said
     assert mode(state) == 0o700
     assert json.loads((state / "log" / "gateway.log").read_text()) == {"event": "gateway", "nats": "nats://127.0.0.1"}
     pids = children(tmp_path)
