@@ -14,15 +14,19 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 
 from gateway.core.keys import fingerprint
 from gateway.store import schema
+from gateway.store.admins import AdminTable
 from gateway.store.credentials import REVISION, read_all, read_changes
 from gateway.store.database import Database
 from gateway.store.engine import new_engine
 from gateway.store.keys import KeyTable
 from gateway.store.migrate import migrate
+from gateway.store.passwords import Passwords
 from gateway.store.pepper import read_pepper
 from gateway.store.quotas import QuotaTable
 from gateway.store.rows import Changes, Moment, Snapshot
+from gateway.store.sessions import SessionTable
 from gateway.store.tenants import TenantTable
+from gateway.store.tokens import TokenTable
 from gateway.store.usage import UsageTable
 from shared.errors import StoreError
 from shared.settings import Settings
@@ -49,6 +53,10 @@ class Store:
         self.keys = KeyTable(self._database)
         self.quotas = QuotaTable(self._database)
         self.usage = UsageTable(self._database)
+        self.passwords = Passwords()
+        self.admins = AdminTable(self._database, self.passwords)
+        self.sessions = SessionTable(self._database)
+        self.tokens = TokenTable(self._database)
 
     @classmethod
     async def open(cls, settings: Settings, *, now_ms: Callable[[], int] = wall_clock_ms) -> "Store":
@@ -72,6 +80,7 @@ class Store:
 
     async def close(self) -> None:
         """Close every connection. Safe to call twice."""
+        self.passwords.close()
         await self._database.engine.dispose()
 
     def on_change(self, told: Callable[[int], None]) -> None:
