@@ -140,7 +140,7 @@ class Keeper:
         progress = self._progress = await self._table.progress()
         self.ledger, self._unwritten, self._dirty = Ledger(), [], False
         anchor = await self._reader.read(max(progress.applied, 1), 1)
-        if progress.applied and not _same_stream(anchor, progress.applied, progress.applied_at):
+        if progress.applied and not same_stream(anchor, progress.applied, progress.applied_at):
             log.warning("usage_stream_is_new", applied=progress.applied)
             progress = Progress()
         self._applied = progress.applied
@@ -151,7 +151,7 @@ class Keeper:
         anchored = self.position > 0 and self._at_ns > 0
         stored = await self._reader.read(self.position if anchored else self.position + 1)
         if anchored:
-            if not _same_stream(stored, self.position, self._at_ns):
+            if not same_stream(stored, self.position, self._at_ns):
                 log.warning("usage_stream_is_new", applied=self.position)
                 self.position, self._at_ns, self._applied = 0, 0, 0
                 self.ledger.renumbered()
@@ -207,6 +207,6 @@ class Keeper:
                 self.ledger.unpublished(rid)
 
 
-def _same_stream(stored: list[Stored], sequence: int, at_ns: int) -> bool:
+def same_stream(stored: list[Stored], sequence: int, at_ns: int) -> bool:
     """Whether the first of `stored`, asked for from `sequence` on, may be of the stream where that record was."""
     return bool(stored) and (stored[0].at_ns == at_ns if stored[0].sequence == sequence else stored[0].at_ns > at_ns)

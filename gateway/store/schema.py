@@ -133,6 +133,7 @@ usage = Table(
 stays on record, whatever becomes of the tenant or its keys."""
 
 Index("ix_usage_tenant_id_closed_at", usage.c.tenant_id, usage.c.closed_at)
+Index("ix_usage_closed_at", usage.c.closed_at)
 
 usage_days = Table(
     "usage_days",
@@ -150,6 +151,8 @@ usage_days = Table(
 )
 """`usage` added up, in the same transaction: it stays when the rows of single requests are too old to keep."""
 
+Index("ix_usage_days_day", usage_days.c.day)
+
 usage_progress = Table(
     "usage_progress",
     metadata,
@@ -157,9 +160,11 @@ usage_progress = Table(
     Column("applied", BigInteger, nullable=False),
     Column("applied_at", BigInteger, nullable=False),
     Column("floor", BigInteger, nullable=False),
+    Column("pruned_at", BigInteger, nullable=False, server_default="0"),
 )
 """One row: the last record of the usage stream that is in `usage`, its time (ns since 1970: tells one stream from
-another), and the first that a new reader must read, to know of the requests that are still open."""
+another), and the first that a new reader must read, to know of the requests that are still open. Of what closed before
+`pruned_at` (ms), rows may have been deleted: if it is read again, it must not count again."""
 
 leases = Table(
     "leases",

@@ -83,6 +83,20 @@ def prepare(settings: NatsSettings, wanted: Iterable[tuple[Kind, str]], report: 
     return server
 
 
+def embedded(settings: NatsSettings) -> tuple[str, str]:
+    """URL and directory of identities of the server that `evenflow up` runs, or ran, in the directory of the settings.
+
+    Raises:
+        SettingsError: there was none.
+    """
+    directory = Path(settings.directory).absolute()
+    try:
+        port = settings.port or int((directory / "port").read_text(encoding="ascii"))
+    except (OSError, ValueError):
+        raise SettingsError(f"nats.url: is not set, and `evenflow up` has no server in {settings.directory}") from None
+    return f"nats://{HOST}:{port}", str(directory / "identities")
+
+
 def child(server: NatsServer) -> ChildSpec:
     """Return how the supervisor runs `server`."""
     return ChildSpec(

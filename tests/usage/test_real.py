@@ -65,7 +65,7 @@ async def test_while_the_database_is_away_usage_waits_in_the_stream(tmp_path, ta
         await mine.keep()
         working = table.record
 
-        async def away(*_):
+        async def away(*_, **__):
             raise StoreError("the disk is gone")
 
         monkeypatch.setattr(table, "record", away)

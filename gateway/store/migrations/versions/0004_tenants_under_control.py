@@ -10,6 +10,8 @@ depends_on = None
 
 _TOKENS = ("prompt", "cached", "charged", "generated", "accepted", "proposed")
 _LIMITS = ("requests", "tokens", "streams", "long_prompts", "daily", "monthly")
+_MOST = 2**31 - 1
+"""Of an INTEGER."""
 
 
 def upgrade() -> None:
@@ -36,12 +38,15 @@ def downgrade() -> None:
         op.execute("DROP FUNCTION audit_only_grows() CASCADE")
     for table in ("audit", "idempotency", "admin_tokens", "admin_sessions", "admins", "usage_days"):
         op.drop_table(table)
+    op.drop_column("usage_progress", "pruned_at")
+    op.drop_index("ix_usage_closed_at", "usage")
     op.drop_column("usage", "day")
     op.execute("UPDATE keys SET revoked_at = created_at WHERE replaced_by IS NOT NULL AND revoked_at IS NULL")
     _live_names("revoked_at IS NULL")
     for name in ("version", "replaced_by", "last_used_at", "networks", "models", "scopes"):
         op.drop_column("keys", name)
     op.add_column("tenants", sa.Column("max_streams", sa.Integer()))
+    op.execute(f"UPDATE quotas SET streams = {_MOST} WHERE streams > {_MOST}")  # noqa: S608 - a constant
     op.execute(
         "UPDATE tenants SET max_streams = (SELECT NULLIF(streams, 0) FROM quotas "
         "WHERE quotas.tenant_id = tenants.id AND key_id = '' AND model = '')"
@@ -81,6 +86,8 @@ def _live_names(which: str) -> None:
 
 def _usage_days() -> None:
     op.add_column("usage", sa.Column("day", sa.Integer(), nullable=False, server_default="0"))
+    op.create_index("ix_usage_closed_at", "usage", ["closed_at"])
+    op.add_column("usage_progress", sa.Column("pruned_at", sa.BigInteger(), nullable=False, server_default="0"))
     op.create_table(
         "usage_days",
         sa.Column("tenant_id", sa.String(36), nullable=False),
@@ -92,6 +99,7 @@ def _usage_days() -> None:
         sa.Column("device_seconds", sa.Float(53), nullable=False),
         sa.PrimaryKeyConstraint("tenant_id", "day", "key_id", "model", "version", name="pk_usage_days"),
     )
+    op.create_index("ix_usage_days_day", "usage_days", ["day"])
     # 719,163 is the ordinal of 1 January 1970.
     op.execute("UPDATE usage SET day = 719163 + closed_at / 86400000")
     sums = ", ".join(f"sum({name})" for name in _TOKENS)
