@@ -5,6 +5,7 @@ from typing import Any
 
 from sqlalchemy import event
 from sqlalchemy.engine import Connection, make_url
+from sqlalchemy.exc import ArgumentError
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
 from shared.errors import StoreError
@@ -18,6 +19,8 @@ ANSWER_S = STATEMENT_S + 5
 """Longest wait for PostgreSQL's answer: for a server that does not even refuse."""
 TRANSACTION_S = 60.0
 """Longest transaction, whatever it waits for."""
+PARAMETERS = {"host", "port", "ssl", "passfile", "target_session_attrs"}
+"""What the URL of a PostgreSQL database may say after its `?`, in the driver's words."""
 WRITES = "evenflow_writes"
 """Execution option of a connection that will write."""
 
@@ -34,8 +37,14 @@ def new_engine(url: str, statement_s: float = STATEMENT_S) -> AsyncEngine:
     """An engine for `url`; opens no connection yet. `statement_s` bounds a statement of PostgreSQL's.
 
     Raises:
-        StoreError: If the database's driver is not installed.
+        StoreError: If `url` is none, or the database's driver is not installed.
     """
+    try:
+        make_url(url)
+    except (ArgumentError, ValueError) as error:
+        raise StoreError(
+            "store.url is not a URL: a %, @, / or : in a password is written as %25, %40, %2F, %3A"
+        ) from error
     if sqlite_file(url) is None:
         return _new_postgresql(url, statement_s)
     engine = create_async_engine(url, pool_size=2)
@@ -67,6 +76,11 @@ def deadline_s(engine: AsyncEngine) -> float | None:
 
 
 def _new_postgresql(url: str, statement_s: float) -> AsyncEngine:
+    if strange := sorted(set(make_url(url).query) - PARAMETERS):
+        known = ", ".join(sorted(PARAMETERS))
+        raise StoreError(
+            f"store.url has the parameter {strange[0]}; it may have {known} (ssl=verify-full, not sslmode)"
+        )
     waits = {
         "application_name": "evenflow",
         "lock_timeout": str(BUSY_TIMEOUT_MS),

@@ -21,9 +21,21 @@ def clock():
 
 
 @pytest.fixture
-def settings(tmp_path):
-    files = StoreSettings(url=f"sqlite+aiosqlite:///{tmp_path}/new/store.db", pepper_file=str(tmp_path / "pepper"))
-    return replace(Settings(), store=files)
+def settings(store_url, tmp_path):
+    """Of a new store, on SQLite and on PostgreSQL: whatever uses it, or `store`, runs on both."""
+    return replace(Settings(), store=StoreSettings(url=store_url, pepper_file=str(tmp_path / "pepper")))
+
+
+@pytest.fixture
+def sqlite_settings(sqlite_url, tmp_path):
+    """The same on SQLite alone, for what is about its file."""
+    return replace(Settings(), store=StoreSettings(url=sqlite_url, pepper_file=str(tmp_path / "pepper")))
+
+
+@pytest.fixture
+def postgres_settings(postgres_url, tmp_path):
+    """The same on PostgreSQL alone, for what is about its server."""
+    return replace(Settings(), store=StoreSettings(url=postgres_url, pepper_file=str(tmp_path / "pepper")))
 
 
 @pytest.fixture

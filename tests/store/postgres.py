@@ -88,7 +88,7 @@ class Cluster:
         return self
 
     def start(self) -> None:
-        """Start, and wait until it answers."""
+        """Start, and wait until it answers. It stops when the thread that called this ends: not one of a pool."""
         options = {**OPTIONS, "unix_socket_directories": str(self.directory), "port": str(self.port)}
         # A fast stop when the tests die, however they do.
         command = ["setpriv", "--pdeathsig", "INT", str(self.bin / "postgres"), "-D", str(self.directory / "data")]

@@ -77,8 +77,9 @@ async def test_processes_that_open_a_new_store_at_once_agree(settings, _again):
     await store.close()
 
 
-async def test_migrating_waits_for_the_lock(settings, tmp_path, monkeypatch):
+async def test_migrating_waits_for_the_lock(sqlite_settings, tmp_path, monkeypatch):
     """With the lock held elsewhere nothing is migrated; the wait ends with a clear error."""
+    settings = sqlite_settings
     monkeypatch.setattr(migrating, "LOCK_WAIT_S", 0.0)
     lock = tmp_path / "new" / "store.db.lock"
     lock.parent.mkdir()
