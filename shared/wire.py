@@ -79,7 +79,11 @@ class Device(_Body, frozen=True):
 
 
 class Version(_Body, frozen=True):
-    """One model version that a worker serves. `features` says which request fields it can honour."""
+    """One model version that a worker serves. `features` says which request fields it can honour.
+
+    `template_tokens` is what its chat template makes of one empty message, `message_tokens` what each further one adds;
+    0 is not known.
+    """
 
     model: str
     version: str
@@ -88,6 +92,8 @@ class Version(_Body, frozen=True):
     max_output: int
     vocab_hash: str
     features: tuple[str, ...] = ()
+    template_tokens: int = 0
+    message_tokens: int = 0
 
 
 class Ann(msgspec.Struct, array_like=True, frozen=True, kw_only=True, tag="ann"):

@@ -27,6 +27,7 @@ class Announcing(Protocol):
     wep: str
     life: Lifecycle
     slots: SlotTable[str]
+    template: tuple[int, int]
 
 
 def announcement(
@@ -40,7 +41,7 @@ def announcement(
         n=n,
         state=worker.life.state,
         pool=worker.settings.pool,
-        versions=(_version(spec, capabilities),),
+        versions=(_version(spec, capabilities, worker.template),),
         slots=wire.Slots(total=slots.slots, free=slots.free, prefill=slots.prefill, decode=slots.decode),
         kv=wire.Kv(total=stats.kv_total, free=stats.kv_free),
         speed=wire.Speed(prefill_tps=stats.prefill_tps, itl_ms=stats.itl_ms),
@@ -56,7 +57,7 @@ def announcement(
     )
 
 
-def _version(spec: EngineSpec, loaded: Capabilities | None) -> wire.Version:
+def _version(spec: EngineSpec, loaded: Capabilities | None, template: tuple[int, int]) -> wire.Version:
     if loaded is None:
         return wire.Version(
             model=spec.model,
@@ -74,6 +75,8 @@ def _version(spec: EngineSpec, loaded: Capabilities | None) -> wire.Version:
         max_output=loaded.max_output,
         vocab_hash=loaded.vocab_hash,
         features=loaded.features,
+        template_tokens=template[0],
+        message_tokens=template[1],
     )
 
 

@@ -176,6 +176,26 @@ async def encode_input(job: Job, capabilities: Capabilities, tokenizer: Tokenize
     return await _with_bos(ids, capabilities, tokenizer)
 
 
+async def template_tokens(capabilities: Capabilities, tokenizer: Tokenizer) -> tuple[int, int]:
+    """Tokens that the chat template makes of one empty message, and that each further one adds at the most.
+
+    (0, 0) for a model without a template, or with one that takes no empty message.
+    """
+
+    async def tokens(*roles: str) -> int:
+        try:
+            rendered = render_chat([{"role": role, "content": ""} for role in roles], None, capabilities)
+        except InvalidRequestError:
+            return 0
+        return len(await _with_bos(await tokenizer.encode(rendered, special=True), capabilities, tokenizer))
+
+    one = await tokens("user")
+    if not one:
+        return 0, 0
+    pair, system = await tokens("user", "assistant", "user") - one, await tokens("system", "user") - one
+    return one, max(1, -(-pair // 2), system)
+
+
 def render_chat(messages: list[dict[str, Any]], tools: Any, capabilities: Capabilities) -> str:
     """The conversation as the model's template writes it, ready for the assistant's turn."""
     if not capabilities.chat_template:

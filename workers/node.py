@@ -24,6 +24,7 @@ from workers.core.lifecycle import Lifecycle
 from workers.core.slots import SlotTable
 from workers.engines.base import Capabilities, Engine, EngineSpec, Failed
 from workers.job import Feed, JobRun
+from workers.models import template_tokens
 from workers.orphans import Orphans
 from workers.spans import JobSpans
 
@@ -63,6 +64,8 @@ class Node:
         self._end_within = end_within
         self.engine = engine
         self.loaded: Capabilities | None = None
+        self.template = (0, 0)
+        """Tokens that the chat template makes of one empty message, and that each further one adds."""
         self._moved = asyncio.Event()
         self._bus = bus
         self._runs: dict[str, JobRun] = {}  # by name, until nothing of them is left
@@ -105,7 +108,9 @@ class Node:
             self.life.progress, self.life.reason = fraction, what
             self._announcer.changed()
 
-        self.loaded = await self.engine.load(self.spec, progress)
+        loaded = await self.engine.load(self.spec, progress)
+        self.template = await template_tokens(loaded, self.engine.tokenizer)
+        self.loaded = loaded
         self.slots.slots = self.loaded.slots
         self.life.to("ready")
         self._announcer.changed()

@@ -17,7 +17,6 @@ _FORGET: Final = 0.97
 _STEPS_PER_OCTAVE: Final = 4
 _BINS: Final = 4 * 20 + 1  # up to 2^20 tokens
 _TOKENS_PER_BYTE: Final = 0.25
-_PER_MESSAGE: Final = 8
 _LEARNT: Final = 0.1
 
 
@@ -63,16 +62,16 @@ class PromptSizes:
     def __init__(self) -> None:
         self._ratios: dict[Hashable, float] = {}
 
-    def likely(self, model: Hashable, size: int, messages: int) -> int:
-        """Tokens of a prompt of `size` bytes in `messages` messages."""
+    def likely(self, model: Hashable, size: int, template: int) -> int:
+        """Tokens of a prompt of `size` bytes, to which its template adds so many tokens."""
         ratio = self._ratios.get(model, _TOKENS_PER_BYTE)
-        return max(1, round(ratio * size) + _PER_MESSAGE * messages)
+        return max(1, round(ratio * size) + template)
 
-    def saw(self, model: Hashable, size: int, messages: int, tokens: int) -> None:
+    def saw(self, model: Hashable, size: int, template: int, tokens: int) -> None:
         """A prompt of that size had so many tokens."""
         if size <= 0:
             return
-        ratio = min(4.0, max(0, tokens - _PER_MESSAGE * messages) / size)
+        ratio = min(4.0, max(0, tokens - template) / size)
         known = self._ratios.get(model, ratio)
         self._ratios[model] = known + _LEARNT * (ratio - known)
 

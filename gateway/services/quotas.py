@@ -28,8 +28,11 @@ Place = tuple[str, str, str]
 _SOON_S = 1.0
 """When to come back for what ends when a stream ends, which nobody knows."""
 _NO_LIMITS = Limits()
-_TEMPLATE, _TEMPLATE_MESSAGE = 1024, 64
-"""Tokens that a chat template can add to a whole prompt, and to each message: more than any that is known."""
+_SEAMS = 8
+"""Tokens more than the parts have that a prompt may have where they meet."""
+_USUAL_TEMPLATE = 8
+_TEMPLATE = 512
+"""Tokens that a chat template of which nothing is known can add to a prompt, and to each of its messages."""
 
 
 class Size(msgspec.Struct, frozen=True):
@@ -41,10 +44,15 @@ class Size(msgspec.Struct, frozen=True):
 
 
 class Room(msgspec.Struct, frozen=True):
-    """What a model gives: tokens of prompt and output together, and of one output."""
+    """What a model gives: tokens of prompt and output together, and of one output.
+
+    `template` is what its chat template makes of one empty message, `message` what each further one adds; 0: unknown.
+    """
 
     context: int
     output: int
+    template: int = 0
+    message: int = 0
 
 
 class _Calendar(msgspec.Struct):
@@ -131,10 +139,10 @@ class Allowances:
             return answer
         raise self.refused(answer, principal, accounts)
 
-    def counted(self, request: str, model: str, size: Size, accept: Accept) -> None:
+    def counted(self, request: str, model: str, size: Size, room: Room, accept: Accept) -> None:
         """A worker has counted the prompt, and said how long an answer can become."""
         if size.exact is None:
-            self.sizes.saw(model, size.text_bytes, size.messages, accept.prompt_tokens)
+            self.sizes.saw(model, size.text_bytes, _template(size, room), accept.prompt_tokens)
         long = accept.prompt_tokens >= self._settings.long_prompt_tokens
         self.core.adjust(self.now_ms, request, accept.prompt_tokens, output=accept.max_tokens, long=long)
 
@@ -216,7 +224,8 @@ class Allowances:
     def _likely(self, model: str, size: Size, room: Room) -> int:
         if size.exact is not None:
             return size.exact
-        return max(1, min(self.sizes.likely(model, size.text_bytes, size.messages), room.context - 1))
+        likely = self.sizes.likely(model, size.text_bytes, _template(size, room))
+        return max(1, min(likely, _prompt_most(size, room), room.context - 1))
 
     def _error(self, refusal: Refusal, principal: Principal) -> HttpError:
         who = _who(refusal.scope)
@@ -297,7 +306,15 @@ def _prompt_most(size: Size, room: Room) -> int:
     """What a prompt cannot exceed: no token is less than a byte, and a template adds what it adds to each message."""
     if size.exact is not None:
         return size.exact
-    return min(room.context, size.text_bytes + _TEMPLATE + _TEMPLATE_MESSAGE * size.messages)
+    template = _template(size, room) + _SEAMS if room.template else _TEMPLATE * (1 + size.messages)
+    return min(room.context, size.text_bytes + template)
+
+
+def _template(size: Size, room: Room) -> int:
+    """What a chat template probably adds."""
+    if not size.messages:
+        return 0
+    return room.template + room.message * (size.messages - 1) if room.template else _USUAL_TEMPLATE * size.messages
 
 
 def _who(scope: object) -> str:

@@ -42,7 +42,7 @@ def size(ask: Ask) -> Size:
     if ask.kind == "ids":
         return Size(0, 0, exact=len(ask.input))
     if ask.kind == "text":
-        return Size(_bytes(ask.input), 1)
+        return Size(_bytes(ask.input), 0)
     return Size(sum(_bytes(message.get("content") or "") for message in ask.input), len(ask.input))
 
 

@@ -72,7 +72,7 @@ async def dispatch(house: House, passage: Passage, ticket: Ticket, wid: str, nam
 def _counted(house: House, passage: Passage, accept: wire.Accept) -> None:
     """What was reserved for a longer prompt, or a longer answer, goes back."""
     if passage.reservation is not None:
-        house.quotas.counted(passage.bill.id, passage.pool[0], passage.size, accept)
+        house.quotas.counted(passage.bill.id, passage.pool[0], passage.size, passage.room, accept)
 
 
 def _attributes(wid: str, name: AttemptName) -> Attributes:

@@ -39,5 +39,10 @@ def resolve(house: House, passage: Passage) -> None:
             param="max_tokens",
         )
     passage.pool = pool
-    passage.room = Room(context=max(version.context for version in ready), output=most)
+    passage.room = Room(
+        context=max(version.context for version in ready),
+        output=most,
+        template=max(version.template_tokens for version in ready),
+        message=max(version.message_tokens for version in ready),
+    )
     passage.bill.model, passage.bill.version = pool

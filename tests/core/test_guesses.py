@@ -56,9 +56,9 @@ def test_prompts_are_learnt_for_each_model() -> None:
     sizes = PromptSizes()
     assert sizes.likely("m", 400, 0) == 100
     for _ in range(100):
-        sizes.saw("m", 400, 1, 208)
-    assert 195 <= sizes.likely("m", 400, 1) <= 210
-    assert sizes.likely("n", 400, 1) == 108
+        sizes.saw("m", 400, 8, 208)
+    assert 195 <= sizes.likely("m", 400, 8) <= 210
+    assert sizes.likely("n", 400, 8) == 108
     assert sizes.likely("m", 0, 0) == 1
     sizes.saw("m", 0, 1, 5)
 
@@ -68,4 +68,4 @@ def test_no_count_makes_nonsense_of_a_guess(counts: list[tuple[int, int, int]]) 
     sizes = PromptSizes()
     for size, messages, tokens in counts:
         sizes.saw("m", size, messages, tokens)
-    assert 1 <= sizes.likely("m", 1_000, 1) <= 4_008
+    assert 1 <= sizes.likely("m", 1_000, 8) <= 4_008

@@ -160,10 +160,20 @@ def test_a_counted_prompt_gives_back_and_teaches(quotas):
     held = ask(quotas, "a", size=size, asked=None)
     assert held.want.prompt == 1_008
     assert held.total == 2_048, "nobody has counted yet"
-    quotas.counted("a", "m", size, Accept(wep="w", sid=1, prompt_tokens=2_000, max_tokens=40))
+    quotas.counted("a", "m", size, ROOM, Accept(wep="w", sid=1, prompt_tokens=2_000, max_tokens=40))
     assert held.total == 2_040
     quotas.leave("a")
     assert ask(quotas, "b", size=size, asked=None).want.prompt == 2_000, "what was learnt of it holds for the next"
+
+
+def test_what_a_template_adds_is_known_from_the_worker(quotas):
+    load(quotas, tenant=Limits(tokens=10_000, strict=True))
+    told = Room(2_048, 512, template=30, message=5)
+    size = Size(10, 3)
+    held = quotas.reserve("a", ME, "m", size, told, asked=100, choices=1)
+    assert (held.want.prompt, held.want.prompt_most, held.total) == (42, 58, 158)
+    unknown = quotas.reserve("b", ME, "m", size, ROOM, asked=100, choices=1)
+    assert (unknown.want.prompt, unknown.want.prompt_most) == (26, 2_048)
 
 
 def test_what_outputs_usually_take_is_learnt_where_nobody_said(quotas):
