@@ -17,6 +17,7 @@ from gateway.context import House
 from gateway.http import problems
 from gateway.http.health import health_routes, metrics_route
 from gateway.http.openai import openai_routes
+from gateway.http.usage import usage_route
 from gateway.steps.accept import request_id
 from gateway.store.store import Store
 from shared.errors import HttpError, InvalidRequestError, MethodNotAllowedError, NotFoundError
@@ -29,9 +30,10 @@ log = structlog.get_logger("http")
 
 
 def tenant_app(house: House) -> Litestar:
-    """OpenAI's routes and the probes."""
+    """OpenAI's routes, a tenant's own usage, and the probes."""
     gateway = house.settings.gateway
-    return _app([*openai_routes(house), *health_routes(house, gateway.health_path, gateway.ready_path)])
+    probes = health_routes(house, gateway.health_path, gateway.ready_path)
+    return _app([*openai_routes(house), usage_route(house), *probes])
 
 
 def admin_app(house: House, store: Store) -> Litestar:

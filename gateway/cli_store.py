@@ -1,4 +1,4 @@
-"""`evenflow tenant`, `key` and `usage`: what the store holds."""
+"""`evenflow tenant` and `key`: what the store holds."""
 
 import time
 from typing import TYPE_CHECKING
@@ -14,8 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from gateway.core.accounts import Limits
-    from gateway.store.rows import KeyRow, TenantRow, UsageRow
-    from gateway.store.store import Store
+    from gateway.store.rows import KeyRow, TenantRow
 
 
 @click.group()
@@ -113,39 +112,6 @@ def key_revoke(config: str | None, as_json: bool, key_name: str, tenant_name: st
     """Revoke a key: no gateway takes it after a second."""
     _print_keys(
         [_with_store(config, lambda store: store.keys.revoke(key_name, tenant=tenant_name, by=local_actor()))], as_json
-    )
-
-
-@click.group()
-def usage() -> None:
-    """Usage: what each request used, one row a request."""
-
-
-@usage.command("list")
-@config_option
-@json_option
-@click.option("--tenant", metavar="NAME", help="Only this tenant's.")
-@click.option("--most", type=click.IntRange(1), default=50, show_default=True, help="So many, newest first.")
-def usage_list(config: str | None, as_json: bool, tenant: str | None, most: int) -> None:
-    """List the last requests with their tokens."""
-
-    async def read(store: "Store") -> "Sequence[UsageRow]":
-        tenant_id = None if tenant is None else (await store.tenants.one(tenant)).id
-        return await store.usage.rows(tenant_id=tenant_id, most=most)
-
-    rows = _with_store(config, read)
-    if as_json:
-        print_json(rows)
-        return
-    print_table(
-        ("closed", "request", "tenant", "model", "outcome", "prompt", "charged", "generated"),
-        [
-            (
-                *(_time(row.closed_at), row.request_id, row.tenant_id, row.model, row.outcome),
-                *(str(row.prompt), str(row.charged), str(row.generated)),
-            )
-            for row in rows
-        ],
     )
 
 

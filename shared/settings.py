@@ -47,6 +47,13 @@ class GatewaySettings(_Section, frozen=True):
     """How long open answers may go on after SIGTERM."""
     keepalive_s: Seconds = 10.0
     """How long an idle client connection is kept open."""
+    trusted_proxies: str = ""
+    """Networks of proxies in front, separated by commas: only their `X-Forwarded-For` says where requests come from."""
+
+    @property
+    def proxies(self) -> tuple[str, ...]:
+        """`trusted_proxies`, one by one."""
+        return tuple(part.strip() for part in self.trusted_proxies.split(",") if part.strip())
 
 
 class AdminSettings(_Section, frozen=True):
@@ -99,6 +106,13 @@ class StoreSettings(_Section, frozen=True):
     """`sqlite+aiosqlite:///FILE` or `postgresql+asyncpg://user:password@host/database`."""
     pepper_file: str = ".evenflow/pepper"
     """Secret that keys are hashed with, 32 bytes or more; made when missing, but for profile prod. Back it up."""
+
+
+class UsageSettings(_Section, frozen=True):
+    """What is kept of what requests used."""
+
+    keep_days: NonNegative = 90
+    """How long the row of each request is kept; sums by day stay. 0 keeps the rows for ever."""
 
 
 class DraftSettings(_Section, frozen=True):
@@ -198,6 +212,8 @@ class LimitSettings(_Section, frozen=True):
     """Requests that one tenant may have open, unless the tenant has its own bound."""
     long_prompt_tokens: Positive = 8192
     """From this many tokens on a prompt is long: a tenant's quotas may bound how many are in flight at once."""
+    bad_keys_per_minute: Positive = 30
+    """Bad keys that one source, an IPv4 address or a /64 of IPv6, may present; 429 beyond, while good keys work."""
     stream_buffer_bytes: Positive = 1024 * 1024
     """What is kept for one slow reader."""
     all_buffers_bytes: Positive = 128 * 1024 * 1024
@@ -235,6 +251,7 @@ class Settings(_Section, frozen=True):
     tls: TlsSettings = TlsSettings()
     nats: NatsSettings = NatsSettings()
     store: StoreSettings = StoreSettings()
+    usage: UsageSettings = UsageSettings()
     workers: tuple[WorkerSettings, ...] = (WorkerSettings(),)
     models: tuple[ModelSettings, ...] = ()
     telemetry: TelemetrySettings = TelemetrySettings()

@@ -71,3 +71,24 @@ class Gateways:
         """Drop the epochs that neither beat nor own a record in `wanted`."""
         for gid, life in list(self._lives.items()):
             life.epochs = {gep: at for gep, at in life.epochs.items() if gep == life.current or (gid, gep) in wanted}
+
+
+class Stores:
+    """Which gateways keep another store than `mine`, as far as they were heard within 10 s."""
+
+    def __init__(self, mine: str) -> None:
+        self._mine = mine
+        self._others: dict[str, float] = {}
+
+    def heard(self, now: float, gid: str, store_id: str) -> bool:
+        """A heartbeat of another gateway. True if it is the first that names another store."""
+        known = self._others.pop(gid, float("-inf")) > now - SILENT_S
+        if store_id == self._mine:
+            return False
+        self._others[gid] = now
+        return not known
+
+    def strangers(self, now: float) -> list[str]:
+        """Their names, sorted."""
+        self._others = {gid: at for gid, at in self._others.items() if at > now - SILENT_S}
+        return sorted(self._others)

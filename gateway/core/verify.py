@@ -8,7 +8,7 @@ import math
 from array import array
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Literal, Protocol
+from typing import ClassVar, Literal, Protocol
 
 import msgspec
 
@@ -23,6 +23,8 @@ _EXACT = 1e-6
 
 class Row(Protocol):
     """A row of usage, as a struct whose fields are its columns."""
+
+    __struct_fields__: ClassVar[tuple[str, ...]]
 
     @property
     def id(self) -> str:
@@ -135,9 +137,8 @@ def _agree(rows: float, kept: float, *, whole: bool) -> bool:
 
 
 def _differing(expected: Row, found: Row) -> list[str]:
-    should, said = msgspec.structs.asdict(expected), msgspec.structs.asdict(found)  # type: ignore[type-var]
     return [
-        f"{name}: the record says {should[name]!r}, the row {said[name]!r}"
-        for name in should
-        if should[name] != said[name]
+        f"{name}: the record says {getattr(expected, name)!r}, the row {getattr(found, name)!r}"
+        for name in expected.__struct_fields__
+        if getattr(expected, name) != getattr(found, name)
     ]

@@ -4,6 +4,7 @@
 about serving: the bus is there, a worker is ready and moves, nothing drains.
 """
 
+import asyncio
 from typing import Any
 
 from litestar import Response, get
@@ -33,12 +34,16 @@ def health_routes(house: House, health_path: str, ready_path: str) -> list[HTTPR
             }
             for view in house.fleet.workers.values()
         ]
+        now = asyncio.get_running_loop().time()
+        obstacles = [obstacle for ask in house.obstacles if (obstacle := ask())]
         missing = [
             what
             for what, lacks in (
                 ("draining", house.draining.is_set()),
                 ("usage", not house.quotas.restored),
-                ("nats", not house.streams.connected),
+                ("one store", bool(obstacles)),
+                ("nats", not house.streams.connected or house.freshness.cut_off(now)),
+                ("keys", house.freshness.stale(now)),
                 ("worker", all(worker["state"] != "ready" for worker in workers)),
             )
             if lacks
@@ -46,7 +51,7 @@ def health_routes(house: House, health_path: str, ready_path: str) -> list[HTTPR
         body = {
             "status": "not ready" if missing else "ready",
             "missing": missing,
-            "concerns": [concern for ask in house.concerns if (concern := ask())],
+            "concerns": [*obstacles, *(concern for ask in house.concerns if (concern := ask()))],
             "workers": workers,
         }
         return Response(body, status_code=503 if missing else 200, headers={"cache-control": "no-store"})

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import structlog
 
-from gateway.core.gateways import Gateways
+from gateway.core.gateways import Gateways, Stores
 from gateway.services.peers import introduced
 from shared import subjects, wire
 from shared.bus import Bus, Delivery
@@ -21,6 +21,7 @@ class Heartbeat:
 
     def __init__(self, gid: str, gep: str, store_id: str, bus: Bus, clock: Callable[[], float]) -> None:
         self.gateways = Gateways(clock(), gid, gep)
+        self.stores = Stores(store_id)
         self._gid = gid
         self._gep = gep
         self._store_id = store_id
@@ -33,6 +34,16 @@ class Heartbeat:
         # A worker that hears the other one's heartbeat gives up all that it does for this one.
         twice = self.gateways.doubled(self._clock(), self._gid)
         return f"two gateways use the name {self._gid}: they end each other's streams" if twice else ""
+
+    def two_stores(self) -> str:
+        """Who on this bus keeps another store, and so knows other keys, limits and usage; empty if nobody does.
+
+        Nobody on the bus can tell which of them is right: none of them takes requests until one is gone.
+        """
+        strangers = self.stores.strangers(self._clock())
+        if not strangers:
+            return ""
+        return f"{', '.join(strangers)} and {self._gid} are on one bus with different stores: give them one store.url"
 
     async def open(self) -> None:
         """Listen."""
@@ -68,6 +79,8 @@ class Heartbeat:
             log.error("gateway_name_twice", gateway=gid, help="give each gateway a name of its own")
         elif new:
             log.info("gateway_heard", gateway=gid, epoch=beat.gep, same_store=beat.store_id == self._store_id)
+        if beat.gep != self._gep and self.stores.heard(now, gid, beat.store_id):
+            log.error("gateway_with_another_store", gateway=gid, help="give all gateways of one bus one store.url")
 
 
 _GHB = wire.decoder(wire.Ghb)

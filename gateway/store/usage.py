@@ -130,12 +130,12 @@ class UsageTable:
             return await report(connection, question, after=after, most=most)
 
     async def own(self, tenant_id: str, first: int, most: int) -> tuple[Page, Page]:
-        """What one tenant used from the day `first` on, by day, and by day and model: at most so many groups each."""
+        """One tenant's usage since the day `first`, by day and by day and model: the latest first, of each `most`."""
         question = Question(("day",), tenant_id=tenant_id, first=first)
         async with self._database.read() as connection:
-            days = await report(connection, question, most=most)
+            days = await report(connection, question, most=most, backwards=True)
             split = msgspec.structs.replace(question, by=("day", "model"))
-            return days, await report(connection, split, most=most)
+            return days, await report(connection, split, most=most, backwards=True)
 
     # ------------------------------------------------------------------------------------------------ to be verified
 

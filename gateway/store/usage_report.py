@@ -59,16 +59,22 @@ class Page(msgspec.Struct, frozen=True):
 
 
 async def report(
-    connection: AsyncConnection, question: Question, *, after: Sequence[str | int] | None = None, most: int = 1000
+    connection: AsyncConnection,
+    question: Question,
+    *,
+    after: Sequence[str | int] | None = None,
+    most: int = 1000,
+    backwards: bool = False,
 ) -> Page:
     """One page, of at most `most` groups, of the answer. Usage of days that are not over grows between pages."""
     columns = [_COLUMNS[dimension] for dimension in question.by]
     query = select(*columns, *summed(connection, schema.usage_days)).where(_which(question))
     if columns:
-        query = query.group_by(*columns).order_by(*columns).limit(most + 1)
+        order = [column.desc() for column in columns] if backwards else columns
+        query = query.group_by(*columns).order_by(*order).limit(most + 1)
         if after is not None:
             begun = tuple_(*(literal(value, column.type) for value, column in zip(after, columns, strict=True)))
-            query = query.where(tuple_(*columns) > begun)
+            query = query.where(tuple_(*columns) < begun if backwards else tuple_(*columns) > begun)
     rows = (await connection.execute(query)).all()
     width = len(columns)
     names = await _names(connection, question.by, [row[:width] for row in rows[:most]])

@@ -244,11 +244,14 @@ async def test_pages_hold_every_group_once_in_order(store):
 async def test_ones_own_usage_is_ones_own(store):
     acme, _ = await filled(store)
     days, split = await store.usage.own(acme.id, TODAY - 5, 50)
-    assert [(one.day.toordinal(), one.charged) for one in days.groups] == [(TODAY - 1, 6), (TODAY, 13)]
+    assert [(one.day.toordinal(), one.charged) for one in days.groups] == [(TODAY, 13), (TODAY - 1, 6)]
     assert [(one.day.toordinal(), one.model, one.charged) for one in split.groups] == [
-        (TODAY - 1, "n", 6),
         (TODAY, "m", 13),
+        (TODAY - 1, "n", 6),
     ]
+    _, short = await store.usage.own(acme.id, TODAY - 5, 1)
+    assert [one.charged for one in short.groups] == [13]
+    assert short.after
 
 
 # ------------------------------------------------------------------------------------------------- to be verified
