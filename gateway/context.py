@@ -11,10 +11,15 @@ import msgspec
 
 from gateway.api import Ask
 from gateway.core.fleet import Fleet, Pool
+from gateway.core.freshness import Freshness
+from gateway.core.guessing import Guesses
+from gateway.core.networks import Networks
 from gateway.core.quotas import Reservation
 from gateway.services.inbox import Inbox
 from gateway.services.keyring import Keyring, Principal
+from gateway.services.last_used import LastUsed
 from gateway.services.meters import Meters
+from gateway.services.own_usage import OwnUsage
 from gateway.services.quotas import Allowances, Room, Size
 from gateway.services.streams import Attempt, Streams
 from gateway.services.turnstile import Turnstile
@@ -35,6 +40,10 @@ class Exchange(Protocol):
 
     def header(self, name: bytes) -> str | None:
         """A request header by its lower-case name; None if it is absent or not text."""
+        ...
+
+    def forwarded(self) -> list[str]:
+        """The lines of X-Forwarded-For, as they came."""
         ...
 
     async def read_body(self, limit: int, within_s: float) -> bytes:
@@ -72,12 +81,20 @@ class Exchange(Protocol):
 
 
 class House(msgspec.Struct, frozen=True, eq=False):
-    """Everything that requests share. `concerns` say what an operator should know though requests are served, or ""."""
+    """Everything that requests share.
+
+    `concerns` say what an operator should know though requests are served, or ""; `obstacles` why none should come.
+    `trusted` are the proxies whose word on where a request comes from is taken.
+    """
 
     settings: Settings
     epoch: str
     created: int
     keyring: Keyring
+    freshness: Freshness
+    trusted: Networks
+    guesses: Guesses
+    last_used: LastUsed
     fleet: Fleet
     streams: Streams
     turnstile: Turnstile
@@ -85,8 +102,10 @@ class House(msgspec.Struct, frozen=True, eq=False):
     meters: Meters
     tracing: Tracing
     usage: UsageWriter
+    own_usage: OwnUsage
     draining: asyncio.Event
     concerns: list[Callable[[], str]] = []
+    obstacles: list[Callable[[], str]] = []
 
 
 class Arrival(msgspec.Struct, frozen=True, kw_only=True):

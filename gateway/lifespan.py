@@ -11,11 +11,17 @@ import structlog
 
 from gateway.context import House
 from gateway.core.fleet import Fleet
+from gateway.core.freshness import Freshness
+from gateway.core.guessing import Guesses
+from gateway.core.networks import canonical, compiled
 from gateway.services.fleet_feed import FleetFeed
 from gateway.services.heartbeat import Heartbeat
-from gateway.services.keyring import Keyring
+from gateway.services.hints import Hints
+from gateway.services.keyring import Keyring, KeyringWatch
+from gateway.services.last_used import LastUsed
 from gateway.services.ledger import Keeper
 from gateway.services.meters import Meters
+from gateway.services.own_usage import OwnUsage
 from gateway.services.quota_journal import QuotaJournal
 from gateway.services.quotas import Allowances
 from gateway.services.streams import Streams
@@ -51,18 +57,25 @@ async def opened(settings: Settings) -> AsyncIterator[tuple[House, Store]]:
         keyring.load(await store.snapshot())
         identity = find_identity(settings.nats.identities, "gateway", settings.gateway.name)
         await bus.connect(settings.nats.url, identity=identity, credentials=settings.nats.credentials)
-        house = _build(settings, epoch, bus, keyring, Meters(metrics), quotas=quotas, tracing=tracing)
+        own = OwnUsage(store.usage, time.monotonic)
+        house = _build(settings, epoch, bus, keyring, Meters(metrics), quotas=quotas, own=own, tracing=tracing)
         feed = FleetFeed(bus, house.fleet, house.streams, house.turnstile.look)
         heart = Heartbeat(settings.gateway.name, epoch, store.store_id, bus, time.monotonic)
         reader = UsageReader(bus)
-        keeper = Keeper(settings.gateway.name, store.usage, reader, house.usage, heart.gateways, time.monotonic)
+        keeper = Keeper(
+            *(settings.gateway.name, store.usage, reader, house.usage, heart.gateways, time.monotonic),
+            keep_days=settings.usage.keep_days,
+        )
         journal = QuotaJournal(quotas, store.usage, reader, time.time)
         keeper.on_closed = journal.closed
         house.meters.watch_usage(house.usage, keeper)
-        watch = keyring.watch(store)
+        watch = keyring.watch(store, freshness=house.freshness)
         house.meters.watch_keys(watch)
-        house.concerns.extend((watch.concern, heart.concern))
-        for part in (house.streams, house.usage, feed, heart, reader):
+        hints = _hints(settings.gateway.name, epoch, bus, house, watch)
+        store.on_change(hints.changed)
+        house.concerns.extend((watch.concern, hints.concern, heart.concern))
+        house.obstacles.append(heart.two_stores)
+        for part in (house.streams, house.usage, feed, heart, hints, reader):
             await part.open()
         await bus.barrier()
         async with watch, asyncio.TaskGroup() as group:
@@ -72,6 +85,8 @@ async def opened(settings: Settings) -> AsyncIterator[tuple[House, Store]]:
                 group.create_task(house.usage.run(), name="usage"),
                 group.create_task(feed.run(), name="fleet feed"),
                 group.create_task(heart.run(), name="heartbeat"),
+                group.create_task(hints.run(), name="hints"),
+                group.create_task(house.last_used.run(store.keys.used), name="last used"),
             ]
             log.info("gateway_open", gateway=settings.gateway.name, epoch=epoch)
             try:
@@ -82,6 +97,7 @@ async def opened(settings: Settings) -> AsyncIterator[tuple[House, Store]]:
                     async with asyncio.timeout(_LAST_RECORDS_S):
                         await house.usage.close()
                         await keeper.close()
+                        await house.last_used.flush(store.keys.used)
                 for task in owned:
                     task.cancel()
     finally:
@@ -97,8 +113,29 @@ async def _keep(journal: QuotaJournal, keeper: Keeper) -> None:
     await keeper.run()
 
 
+def _hints(gid: str, epoch: str, bus: Bus, house: House, watch: KeyringWatch) -> Hints:
+    clock = asyncio.get_running_loop().time
+    hints = Hints(gid, epoch, bus, house.keyring, house.freshness, look=watch.look_now, clock=clock)
+    others = bus.on_reconnect
+
+    def reconnected() -> None:
+        hints.reconnected()
+        others()
+
+    bus.on_reconnect = reconnected
+    return hints
+
+
 def _build(
-    settings: Settings, epoch: str, bus: Bus, keyring: Keyring, meters: Meters, *, quotas: Allowances, tracing: Tracing
+    settings: Settings,
+    epoch: str,
+    bus: Bus,
+    keyring: Keyring,
+    meters: Meters,
+    *,
+    quotas: Allowances,
+    own: OwnUsage,
+    tracing: Tracing,
 ) -> House:
     fleet = Fleet()
     streams = Streams(settings.gateway.name, epoch, bus, fleet, settings.limits)
@@ -123,6 +160,10 @@ def _build(
         epoch=epoch,
         created=int(time.time()),
         keyring=keyring,
+        freshness=Freshness(),
+        trusted=compiled(map(canonical, settings.gateway.proxies)),
+        guesses=Guesses(settings.limits.bad_keys_per_minute),
+        last_used=LastUsed(time.time),
         fleet=fleet,
         streams=streams,
         turnstile=turnstile,
@@ -130,5 +171,6 @@ def _build(
         meters=meters,
         tracing=tracing,
         usage=usage,
+        own_usage=own,
         draining=asyncio.Event(),
     )

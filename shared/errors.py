@@ -5,17 +5,17 @@
     │   ├── InvalidRequestError      400  invalid_value, invalid_json, unsupported_value, ...
     │   │   └── ContextLengthError   400  context_length_exceeded, with both counts
     │   ├── AuthenticationError      401  invalid_api_key: one message for every kind of bad key
-    │   ├── PermissionDeniedError    403  model_not_allowed, ip_not_allowed
+    │   ├── PermissionDeniedError    403  model_not_allowed, ip_not_allowed, scope_missing
     │   ├── NotFoundError            404  model_not_found, not_found
     │   ├── MethodNotAllowedError    405
     │   ├── RequestTimeoutError      408  the body did not arrive in time
     │   ├── PayloadTooLargeError     413
     │   ├── MediaTypeError           415
     │   ├── HeadTooLargeError        431
-    │   └── RateLimitError           429  requests, tokens, concurrency, queue_full; with retry_after
+    │   └── RateLimitError           429  requests, tokens, concurrency, queue_full, too_many_bad_keys; with retry_after
     │       └── QuotaExceededError   429  insufficient_quota: a budget is used up
     ├── ServiceError                 ours; also knows its status
-    │   ├── UnavailableError         503  overloaded, no_worker, draining; with retry_after
+    │   ├── UnavailableError         503  overloaded, no_worker, draining, keys_stale, cut_off; with retry_after
     │   ├── DeadlineError            504  timeout
     │   └── UpstreamError            502  a worker failed the request; says whether a retry can help
     ├── ClientGoneError              the client left: nobody to answer, only to clean up after

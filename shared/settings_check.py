@@ -37,6 +37,11 @@ def _doors(settings: Settings) -> Iterator[Problem]:
     if gateway.port == admin.port and gateway.port:
         both = ("gateway.port", "admin.port")
         yield Problem("admin.port", f"{admin.port} is gateway.port too; the two doors need different ports", both)
+    for proxy in gateway.proxies:
+        try:
+            ipaddress.ip_network(proxy)
+        except ValueError as error:
+            yield Problem("gateway.trusted_proxies", f"must be networks: {error}", ("gateway.trusted_proxies",))
     if gateway.health_path == gateway.ready_path:
         both = ("gateway.health_path", "gateway.ready_path")
         yield Problem("gateway.ready_path", f"{gateway.ready_path!r} is gateway.health_path too", both)

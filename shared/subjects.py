@@ -86,6 +86,11 @@ def ann(wid: str) -> str:
     return f"{PREFIX}.ann.{wid}"
 
 
+def cfg() -> str:
+    """Hints that the store changed."""
+    return f"{PREFIX}.cfg"
+
+
 def ghb(gid: str) -> str:
     """Heartbeats of gateway `gid`; `*` to hear all."""
     return f"{PREFIX}.ghb.{gid}"

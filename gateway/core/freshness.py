@@ -78,10 +78,12 @@ class Freshness:
         """Whether the silence on the bus has lasted too long."""
         return self.silent_s(now) > CUT_OFF_S
 
+    def stale(self, now: float) -> bool:
+        """Whether the keys in memory may not be believed."""
+        return self._owed_at is not None and now >= self._until
+
     def fault(self, now: float) -> Fault | None:
-        """Why nobody may be let in now; None if all is well."""
+        """Why no request may be let in now; None if all is well."""
         if self.cut_off(now):
             return "cut_off"
-        if self._owed_at is not None and now >= self._until:
-            return "keys_stale"
-        return None
+        return "keys_stale" if self.stale(now) else None

@@ -4,11 +4,13 @@ from typing import Any
 
 from litestar import Request, Response, get, post
 from litestar.handlers import HTTPRouteHandler
+from litestar.params import FromPath
 from litestar.types import ASGIApp
 
 from gateway.context import House
 from gateway.encode import ModelCard, model_card, model_list
 from gateway.http.stream import Answering, AsgiExchange
+from gateway.services.keyring import Principal
 from gateway.steps.authenticate import identify
 from shared.errors import NotFoundError
 
@@ -31,16 +33,16 @@ def openai_routes(house: House) -> list[HTTPRouteHandler]:
     @get("/v1/models")
     async def list_models(request: Asked) -> Response[bytes]:
         """The models that this key may use: configured or announced by a worker."""
-        _identify(house, request)
-        names = sorted(house.fleet.models() | {entry.name for entry in house.settings.models})
+        allows = _identify(house, request).rules.allows
+        names = sorted(filter(allows, house.fleet.models() | {entry.name for entry in house.settings.models}))
         return _json(model_list(ModelCard(id=name, created=house.created) for name in names))
 
     @get("/v1/models/{model:path}")
-    async def get_model(request: Asked, model: str) -> Response[bytes]:
-        """One model."""
-        _identify(house, request)
-        name = model.removeprefix("/")
-        if name not in house.fleet.models() and all(entry.name != name for entry in house.settings.models):
+    async def get_model(request: Asked, model: FromPath[str]) -> Response[bytes]:
+        """One model; one that this key may not use does not exist."""
+        rules, name = _identify(house, request).rules, model.removeprefix("/")
+        known = name in house.fleet.models() or any(entry.name == name for entry in house.settings.models)
+        if not known or not rules.allows(name):
             raise NotFoundError(
                 f"The model '{name}' does not exist or you do not have access to it.",
                 code="model_not_found",
@@ -51,8 +53,8 @@ def openai_routes(house: House) -> list[HTTPRouteHandler]:
     return [chat_completions, completions, list_models, get_model]
 
 
-def _identify(house: House, request: Asked) -> None:
-    identify(house, AsgiExchange(request.scope, request.receive, request.send))
+def _identify(house: House, request: Asked) -> Principal:
+    return identify(house, AsgiExchange(request.scope, request.receive, request.send))
 
 
 def _json(body: bytes) -> Response[bytes]:

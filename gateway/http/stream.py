@@ -29,7 +29,8 @@ class AsgiExchange:
     """`gateway.context.Exchange` over one ASGI request."""
 
     def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        self._headers: dict[bytes, bytes] = dict(scope["headers"])
+        self._lines: list[tuple[bytes, bytes]] = scope["headers"]
+        self._headers: dict[bytes, bytes] = dict(self._lines)
         self._receive = receive
         self._send = send
         self._connection: Connection | None = (scope.get("extensions") or {}).get(CONNECTION)
@@ -46,6 +47,10 @@ class AsgiExchange:
         if value is None or not value.isascii():
             return None
         return value.decode("ascii")
+
+    def forwarded(self) -> list[str]:
+        """The lines of X-Forwarded-For; bytes that are not ASCII stand for nothing."""
+        return [value.decode("ascii", "replace") for name, value in self._lines if name == b"x-forwarded-for"]
 
     async def read_body(self, limit: int, within_s: float) -> bytes:
         """The whole body, never more than `limit` bytes of it."""

@@ -8,7 +8,7 @@ from gateway.core.accounts import Limits
 from gateway.core.keys import fingerprint, new_key
 from gateway.services import keyring as keyrings
 from gateway.services.keyring import Keyring, Principal
-from gateway.store.rows import Actor, CredentialRow, Snapshot
+from gateway.store.rows import Actor, Changes, CredentialRow, Snapshot
 from gateway.store.store import Store
 from shared.errors import AuthenticationError, StoreError
 from shared.settings import Settings, StoreSettings
@@ -106,6 +106,7 @@ class Source:
 
     def __init__(self):
         self.now = snapshot(credential())
+        self.news: Changes | None = None
         self.error: BaseException | None = None
         self.loads = 0
 
@@ -117,6 +118,9 @@ class Source:
     async def snapshot(self):
         self.loads += 1
         return self.now
+
+    async def changes(self, since):
+        return self.news
 
 
 class Sleeper:
