@@ -15,6 +15,7 @@ from gateway.services.fleet_feed import FleetFeed
 from gateway.services.keyring import Keyring
 from gateway.services.ledger import Keeper
 from gateway.services.meters import Meters
+from gateway.services.own_usage import OwnUsage
 from gateway.services.quotas import Allowances
 from gateway.store.rows import CredentialRow, Snapshot
 from shared import subjects
@@ -164,7 +165,8 @@ async def inside(*engines, traced=True, sample_ratio=1.0):
     bus = HubBus(hub, "g1")
     quotas = Allowances(settings.limits, time.monotonic, time.time)
     quotas.restored = True
-    house = _build(settings, "gep", bus, keyring, Meters(metrics), quotas=quotas, tracing=tracing("gateway"))
+    own = OwnUsage(None, time.monotonic)  # nobody asks here
+    house = _build(settings, "gep", bus, keyring, Meters(metrics), quotas=quotas, own=own, tracing=tracing("gateway"))
     # Neither books nor keys are kept up to date by anybody here; what they would tell is in the scrape all the same.
     house.meters.watch_keys(keyring.watch(None))
     house.meters.watch_usage(house.usage, Keeper("g1", None, None, house.usage, None, time.monotonic))
