@@ -9,8 +9,9 @@ import click
 from gateway.cli_admin import admin
 from gateway.cli_certs import certs
 from gateway.cli_common import config_option, json_option, load_settings, print_json, print_table
+from gateway.cli_keys import key
 from gateway.cli_nats import nats
-from gateway.cli_store import key, tenant
+from gateway.cli_store import tenant
 from gateway.cli_usage import usage
 from shared.errors import EvenflowError, SettingsError
 
