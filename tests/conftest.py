@@ -32,12 +32,22 @@ def sqlite_url(tmp_path):
 
 @pytest.fixture
 def postgres_url(postgres):
-    """`store.url` of an empty PostgreSQL database of this test's own."""
+    """`store.url` of a PostgreSQL database of this test's own, with empty tables."""
     with postgres.database() as url:
         yield url
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])
 def store_url(request):
-    """`store.url` of an empty database: whoever takes it runs twice, on SQLite and on PostgreSQL."""
+    """`store.url` of a new store: whoever takes it runs twice, on SQLite and on PostgreSQL."""
     return request.getfixturevalue("sqlite_url" if request.param == "sqlite" else "postgres_url")
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def empty_url(request):
+    """The same without tables, for tests of making them."""
+    if request.param == "sqlite":
+        yield request.getfixturevalue("sqlite_url")
+    else:
+        with request.getfixturevalue("postgres").database(empty=True) as url:
+            yield url

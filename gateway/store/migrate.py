@@ -36,6 +36,10 @@ async def migrate(engine: AsyncEngine, target: str = HEAD) -> None:
     Raises:
         StoreError: If a newer Evenflow made the store, or another process holds the lock for a minute.
     """
+    if engine.dialect.name == "postgresql":
+        async with engine.connect() as connection:
+            if await connection.run_sync(current) == target:
+                return
     async with _locked(engine), _patient(engine) as patient, patient.connect() as connection:
         await connection.execution_options(**writing(engine))
         async with connection.begin():

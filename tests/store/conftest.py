@@ -27,6 +27,12 @@ def settings(store_url, tmp_path):
 
 
 @pytest.fixture
+def empty_settings(empty_url, tmp_path):
+    """The same without tables, for tests of making them."""
+    return replace(Settings(), store=StoreSettings(url=empty_url, pepper_file=str(tmp_path / "pepper")))
+
+
+@pytest.fixture
 def sqlite_settings(sqlite_url, tmp_path):
     """The same on SQLite alone, for what is about its file."""
     return replace(Settings(), store=StoreSettings(url=sqlite_url, pepper_file=str(tmp_path / "pepper")))

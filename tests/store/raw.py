@@ -1,11 +1,12 @@
 """The database past the store: what its tables hold, and rows and changes that the store would not make."""
 
+import asyncio
 import contextlib
 
 from sqlalchemy import text
 
 from gateway.store.engine import new_engine, writing
-from gateway.store.migrate import migrate
+from gateway.store.migrate import HEAD, migrate
 
 
 async def rows(settings, query, **values):
@@ -23,7 +24,16 @@ async def run(settings, *statements, **values):
 
 async def go(settings, target):
     """Bring the tables to a step, forwards or back."""
-    engine = new_engine(settings.store.url)
+    await _go(settings.store.url, target)
+
+
+def make(url):
+    """Make the newest tables, and nothing else."""
+    asyncio.run(_go(url, HEAD))
+
+
+async def _go(url, target):
+    engine = new_engine(url)
     try:
         await migrate(engine, target)
     finally:

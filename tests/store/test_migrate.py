@@ -21,6 +21,11 @@ BY = Actor("local", name="test")
 STEPS = ["0001", "0002", "0003", "0004"]
 
 
+@pytest.fixture
+def settings(empty_settings):
+    return empty_settings
+
+
 def script():
     config = Config()
     config.set_main_option("script_location", str(Path(gateway.store.__file__).parent / "migrations"))

@@ -40,6 +40,11 @@ KEPT = (
 )
 
 
+@pytest.fixture
+def settings(empty_settings):
+    return empty_settings
+
+
 async def kept(settings):
     return [await rows(settings, query) for query in KEPT]
 

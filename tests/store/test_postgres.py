@@ -41,9 +41,9 @@ def short(monkeypatch):
 
 
 @contextlib.asynccontextmanager
-async def session(settings):
+async def session(url):
     """A connection past SQLAlchemy and the store."""
-    url = make_url(settings.store.url)
+    url = make_url(url)
     connection = await asyncpg.connect(
         host=url.host, port=url.port, user=url.username, password=url.password, database=url.database
     )
@@ -130,7 +130,7 @@ async def test_the_keyring_serves_on_through_a_restart_and_learns_what_changed_s
 
 async def test_a_lock_that_somebody_keeps_ends_the_wait_with_a_clear_error(short, settings):
     store = await Store.open(settings)
-    async with session(settings) as other:
+    async with session(settings.store.url) as other:
         async with other.transaction():
             await other.execute("LOCK TABLE tenants, revision IN ACCESS EXCLUSIVE MODE")
             async with asyncio.timeout(SOON_S):
@@ -199,17 +199,17 @@ async def test_a_transaction_that_was_open_when_the_server_froze_ends_too(short,
         await store.close()
 
 
-async def test_migrating_waits_for_the_lock_and_not_for_ever(settings, monkeypatch):
+async def test_migrating_waits_for_the_lock_and_not_for_ever(postgres, monkeypatch):
     monkeypatch.setattr(migrating, "LOCK_WAIT_S", 0.2)
-    async with session(settings) as other:
-        await other.execute(f"SELECT pg_advisory_lock({ADVISORY_LOCK})")
-        engine = new_engine(settings.store.url)
-        async with asyncio.timeout(SOON_S):
+    with postgres.database(empty=True) as url:
+        engine = new_engine(url)
+        async with session(url) as other, asyncio.timeout(SOON_S):
+            await other.execute(f"SELECT pg_advisory_lock({ADVISORY_LOCK})")
             with pytest.raises(StoreError, match="another process has held"):
                 await migrate(engine)
-        assert await other.fetchval("SELECT count(*) FROM pg_tables WHERE schemaname = 'public'") == 0
-        await other.execute(f"SELECT pg_advisory_unlock({ADVISORY_LOCK})")
-        await migrate(engine)
+            assert await other.fetchval("SELECT count(*) FROM pg_tables WHERE schemaname = 'public'") == 0
+            await other.execute(f"SELECT pg_advisory_unlock({ADVISORY_LOCK})")
+            await migrate(engine)
         await engine.dispose()
 
 

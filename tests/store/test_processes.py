@@ -4,16 +4,20 @@ import asyncio
 import json
 import subprocess
 import sys
+from itertools import pairwise
 
 import msgspec
 import pytest
 
+from gateway.core import audit
 from gateway.store import migrate as migrating
 from gateway.store.engine import new_engine
 from gateway.store.migrate import migrate
 from gateway.store.pepper import read_pepper
 from gateway.store.store import Store
 from shared.errors import SettingsError, StoreError
+from tests.e2e.clients import PROVE
+from tests.store.raw import rows
 
 PROCESSES = 4
 OPEN = """
@@ -38,11 +42,30 @@ asyncio.run(main())
 """
 
 
-def race(settings):
+CHANGE = """
+import asyncio, json, sys
+import msgspec
+from gateway.store.rows import Actor
+from gateway.store.store import Store
+from shared.settings import Settings
+
+async def main():
+    store = await Store.open(msgspec.json.decode(sys.argv[1], type=Settings))
+    print("here", flush=True)
+    sys.stdin.readline()
+    for number in range(int(sys.argv[3])):
+        await store.tenants.create(f"{sys.argv[2]}-{number}", by=Actor("local", name=sys.argv[2]))
+    await store.close()
+asyncio.run(main())
+"""
+
+
+def race(settings, program=OPEN, *arguments):
+    """Run the program in several processes, from the same moment on; what they printed after it."""
     encoded = msgspec.json.encode(settings).decode()
     children = [
         subprocess.Popen(
-            [sys.executable, "-W", "error", "-c", OPEN, encoded, f"t{i}"],
+            [sys.executable, "-W", "error", "-c", program, encoded, f"t{i}", *arguments],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -63,17 +86,36 @@ def race(settings):
             child.wait()
     for child, (_, errors) in zip(children, results, strict=True):
         assert child.returncode == 0, errors
-    return [json.loads(output) for output, _ in results]
+    return [output for output, _ in results]
 
 
-@pytest.mark.parametrize("_again", range(3))
-async def test_processes_that_open_a_new_store_at_once_agree(settings, _again):
-    results = await asyncio.to_thread(race, settings)
+@pytest.mark.parametrize("_again", range(10 if PROVE else 2))
+async def test_processes_that_open_a_new_store_at_once_agree(empty_settings, _again):
+    settings = empty_settings
+    results = [json.loads(output) for output in await asyncio.to_thread(race, settings)]
     assert len({store_id for store_id, _, _ in results}) == 1
     assert len({pepper for _, pepper, _ in results}) == 1
     store = await Store.open(settings)
     assert await store.revision() == 2 * PROCESSES
     assert len((await store.snapshot()).credentials) == PROCESSES
+    await store.close()
+
+
+async def test_the_audit_log_of_processes_that_change_at_once_is_one_chain(settings):
+    """No entry is missing, and no two follow the same one; every change is on record once, in each one's own order."""
+    each = 100 if PROVE else 25
+    store = await Store.open(settings)
+    await asyncio.to_thread(race, settings, CHANGE, str(each))
+    names = audit.Entry.__struct_fields__
+    found = await rows(settings, f"SELECT {', '.join(names)}, previous, hash FROM audit ORDER BY sequence")
+    chain = [audit.Sealed(audit.Entry(*row[:-2]), row[-2], row[-1]) for row in found]
+    assert audit.verify(audit.sealing_key(store.pepper), chain) is None
+    assert len(chain) == PROCESSES * each == await store.revision()
+    for process in range(PROCESSES):
+        mine = [sealed.entry.object_name for sealed in chain if sealed.entry.actor_name == f"t{process}"]
+        assert mine == [f"t{process}-{number}" for number in range(each)]
+    turns = sum(one.entry.actor_name != two.entry.actor_name for one, two in pairwise(chain))
+    assert turns > PROCESSES - 1, "they ran at once, not one after the other"
     await store.close()
 
 
