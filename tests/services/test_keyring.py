@@ -5,10 +5,11 @@ import pytest
 import structlog
 
 from gateway.core.accounts import Limits
+from gateway.core.freshness import Freshness
 from gateway.core.keys import fingerprint, new_key
 from gateway.services import keyring as keyrings
 from gateway.services.keyring import Keyring, Principal
-from gateway.store.rows import Actor, Changes, CredentialRow, Snapshot
+from gateway.store.rows import Actor, Changes, CredentialRow, Moment, QuotaRow, Snapshot
 from gateway.store.store import Store
 from shared.errors import AuthenticationError, StoreError
 from shared.settings import Settings, StoreSettings
@@ -300,3 +301,89 @@ async def test_no_key_is_ever_logged(keyring, source, sleeper, logs, caplog):
         with pytest.raises(AuthenticationError):
             keyring.check(new_key(b"3" * 32))
     assert "ef-" not in repr(logs) + caplog.text
+
+
+async def test_keys_that_may_do_the_same_share_what_says_so(keyring):
+    rows = [
+        CredentialRow(bytes([n]) * 32, f"k{n}", "t1", "acme", None, models=("m",) if n % 2 else None) for n in range(6)
+    ]
+    keyring.load(snapshot(*rows))
+    assert len({id(principal.rules) for principal in keyring._principals.values()}) == 2
+
+
+def changed(revision, *credentials, touched=(), quotas=None):
+    return Changes(Moment(revision, revision, b"h"), tuple(touched), credentials, quotas)
+
+
+async def test_only_what_changed_is_taken_over(keyring):
+    other = new_key(b"2" * 32)
+    told = []
+    keyring.on_load = told.append
+    keyring.load(snapshot(credential(), credential(other, key_id="k2")))
+    row = CredentialRow(fingerprint(PEPPER, KEY), "k1", "t1", "acme", None, models=("m",))
+    keyring.apply(changed(2, row, touched=[fingerprint(PEPPER, key) for key in (KEY, other)]))
+    assert keyring.check(KEY).rules.models == {"m"}
+    with pytest.raises(AuthenticationError):
+        keyring.check(other)
+    assert (keyring.revision, keyring.moment, len(keyring), len(told)) == (2, Moment(2, 2, b"h"), 1, 1)
+    limits = (QuotaRow("t1", "", "", Limits(tokens=3), 1, 1),)
+    keyring.apply(changed(3, quotas=limits))
+    assert (told[-1].quotas, told[-1].credentials, len(keyring)) == (limits, (), 1)
+
+
+async def test_changes_that_cannot_be_taken_over_change_nothing(keyring):
+    keyring.load(snapshot(credential()))
+    bad = CredentialRow(b"x" * 32, "k2", "t1", "acme", None, networks=("nowhere",))
+    with pytest.raises(ValueError, match="nowhere"):
+        keyring.apply(changed(2, bad, touched=[fingerprint(PEPPER, KEY)]))
+    assert keyring.check(KEY)
+    assert keyring.revision == 1
+
+
+async def test_a_watch_reads_on_from_where_it_was_and_anew_where_it_has_to(keyring, source, sleeper):
+    source.now = Snapshot("s1", 1, (credential(),), (), Moment(1, 1, b"a"))
+    async with keyring.watch(source, sleep=sleeper):
+        asleep = await sleeper.fall_asleep()
+        source.now = Snapshot("s1", 2, (), (), Moment(2, 2, b"b"))
+        source.news = changed(2, touched=[fingerprint(PEPPER, KEY)])
+        asleep.set()
+        asleep = await sleeper.fall_asleep()
+        assert (source.loads, len(keyring), keyring.revision) == (1, 0, 2)
+        source.now = Snapshot("s1", 3, (credential(),), (), Moment(3, 3, b"c"))
+        source.news = None
+        asleep.set()
+        await sleeper.fall_asleep()
+        assert (source.loads, len(keyring), keyring.revision) == (2, 1, 3)
+
+
+async def test_a_watch_looks_at_once_when_it_is_told_to(keyring, source, sleeper):
+    async with keyring.watch(source, sleep=sleeper) as watch:
+        await sleeper.fall_asleep()  # and is not woken
+        source.now = snapshot(revision=2)
+        watch.look_now()
+        await sleeper.fall_asleep()
+        assert (len(keyring), keyring.revision) == (0, 2)
+
+
+async def test_what_is_owed_is_read_at_the_usual_pace_and_settles(keyring, source, sleeper):
+    fresh = Freshness()
+    loop = asyncio.get_running_loop()
+    async with keyring.watch(source, freshness=fresh, sleep=sleeper) as watch:
+        asleep = await sleeper.fall_asleep()
+        source.error = StoreError("gone")
+        for _ in range(4):
+            asleep.set()
+            asleep = await sleeper.fall_asleep()
+        assert not fresh.stale(loop.time())  # the store is down, and nothing says that anything changed
+        fresh.announced(loop.time(), 2)
+        watch.look_now()
+        for _ in range(3):
+            asleep = await sleeper.fall_asleep()
+            asleep.set()
+        assert fresh.stale(loop.time())
+        await sleeper.fall_asleep()
+        assert sleeper.slept[-3:] == [0.5] * 3
+        source.error = None
+        watch.look_now()
+        await sleeper.fall_asleep()
+        assert fresh.fault(loop.time()) is None
