@@ -1,4 +1,4 @@
-"""Real NATS with the identities of `evenflow up`, a real SQLite store, and gateways of which only the books are there."""
+"""Real NATS with the identities of `evenflow up`, a real store, and gateways of which only the books are there."""
 
 import asyncio
 import contextlib
@@ -63,8 +63,10 @@ async def server(directory, *, streams=True):
 
 
 @contextlib.asynccontextmanager
-async def store(directory):
-    files = StoreSettings(url=f"sqlite+aiosqlite:///{directory}/store.db", pepper_file=str(directory / "pepper"))
+async def store(directory, url=""):
+    """At `url`, or else in a file of the directory."""
+    url = url or f"sqlite+aiosqlite:///{directory}/store.db"
+    files = StoreSettings(url=url, pepper_file=str(directory / "pepper"))
     opened = await Store.open(msgspec.structs.replace(Settings(), store=files))
     try:
         yield opened

@@ -17,8 +17,8 @@ pytestmark = pytest.mark.timeout(90)
 
 
 @pytest.fixture
-async def table(tmp_path):
-    async with store(tmp_path) as one:
+async def table(tmp_path, store_url):
+    async with store(tmp_path, store_url) as one:
         yield one.usage
 
 
