@@ -51,15 +51,15 @@ class Difference(msgspec.Struct, frozen=True):
 
 
 class Journal:
-    """Rows beside the records. `first_at` is the time of the stream's first record, `applied` the last one written."""
+    """Rows beside the records. `first` is the stream's first record, of `first_at`; `applied` the last one written."""
 
-    def __init__(self, first_at: int, applied: int) -> None:
+    def __init__(self, first: int, first_at: int, applied: int) -> None:
         self.compared = 0
         self.pruned = 0
         """Requests whose rows were deleted as too old."""
         self.older = 0
         """Requests that closed first in a record which the stream has no more."""
-        self._first_at = first_at
+        self._begins = (first_at, first)
         self._applied = applied
         self._places = array("Q")
         self._whose = array("q")
@@ -78,7 +78,7 @@ class Journal:
         return [
             Difference("unknown", row.id, f"its row says record {row.sequence}, which did not close it")
             for row in rows
-            if row.closed_at >= self._first_at
+            if not self._older(row)
             and row.sequence <= self._applied
             and row.id not in self._told
             and not self._known(row)
@@ -90,7 +90,7 @@ class Journal:
                 self.pruned += 1
                 return None
             return Difference("missing", expected.id, f"record {expected.sequence} closed it, and it has no row")
-        if found.sequence != expected.sequence and found.closed_at < self._first_at:
+        if found.sequence != expected.sequence and self._older(found):
             self.older += 1
             return None
         if found.sequence < expected.sequence:
@@ -103,6 +103,10 @@ class Journal:
             return None
         self._told.add(expected.id)
         return Difference("altered", expected.id, "; ".join(wrong))
+
+    def _older(self, row: Row) -> bool:
+        """Its record came before all that the stream still has."""
+        return (row.closed_at, row.sequence) < self._begins
 
     def _known(self, row: Row) -> bool:
         place = bisect_left(self._places, row.sequence)

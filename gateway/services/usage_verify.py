@@ -62,7 +62,7 @@ async def _rows(table: UsageTable, reader: UsageReader, verdict: Verdict) -> Non
     if not progress.applied or not await _is_applied(reader, progress, verdict):
         return
     verdict.first, verdict.first_at, verdict.applied = first[0].sequence, first[0].at_ns // 1_000_000, progress.applied
-    journal, ledger, place = Journal(verdict.first_at, progress.applied), Ledger(), 1
+    journal, ledger, place = Journal(verdict.first, verdict.first_at, progress.applied), Ledger(), 1
     while place <= progress.applied and (stored := await reader.read(place)):
         place = stored[-1].sequence + 1
         expected = [usage_row(closed) for one in stored if one.entry and (closed := ledger.apply(one.entry))]

@@ -22,6 +22,7 @@ _USAGE = tuple(schema.usage.c[name] for name in UsageRow.__struct_fields__)
 _LENGTHS = {column.name: column.type.length for column in schema.usage.c if isinstance(column.type, String)}
 _PROGRESS = tuple(schema.usage_progress.c[name] for name in Progress.__struct_fields__)
 _PLACE = tuple(schema.usage_days.c[name] for name in daily.Place._fields)
+_IDS_AT_ONCE = 500
 
 
 class UsageTable:
@@ -83,23 +84,20 @@ class UsageTable:
     async def prune(self, keep_ms: int, most: int) -> int:
         """Delete rows that closed more than `keep_ms` ago, at most so many, and none that its day has not counted.
 
-        The sums stay. Returns how many rows are gone.
+        The sums stay, and so do the rows of the last millisecond that was read: what comes later cannot be older than
+        that, whatever our clock says, so that all before it is known to have been counted. Returns how many are gone.
         """
-        usage, days = schema.usage.c, schema.usage_days.c
-        before = self._database.now_ms() - keep_ms
+        usage, days, progress = schema.usage.c, schema.usage_days.c, schema.usage_progress.c
         counted = exists().where(*(days[name] == usage[name] for name in daily.Place._fields))
-        old = select(usage.id).where(usage.closed_at < before, counted).order_by(usage.closed_at).limit(most)
         async with self._database.write() as connection:
-            gone = (await connection.execute(delete(schema.usage).where(usage.id.in_(old)))).rowcount
+            read = (await connection.execute(select(progress.applied_at, progress.pruned_at))).one()
+            before = min(self._database.now_ms() - keep_ms, read.applied_at // 1_000_000)
+            old = select(usage.id).where(usage.closed_at < before, counted).order_by(usage.closed_at).limit(most)
+            gone = int((await connection.execute(delete(schema.usage).where(usage.id.in_(old)))).rowcount)
             if gone:
-                progress = schema.usage_progress.c
-                applied_at, pruned_at = (
-                    await connection.execute(select(progress.applied_at, progress.pruned_at))
-                ).one()
-                # What comes is never older than what was applied, whatever our clock says.
-                pruned_at = max(pruned_at, min(before, applied_at // 1_000_000))
+                pruned_at = max(read.pruned_at, before)
                 await connection.execute(update(schema.usage_progress).values(pruned_at=pruned_at))
-            return int(gone)
+            return gone
 
     async def known(self, ids: Iterable[str]) -> set[str]:
         """Which of these requests have their row."""
@@ -117,12 +115,19 @@ class UsageTable:
 
     async def sums(self, since_day: int) -> tuple[Progress, tuple[DaySum, ...]]:
         """Tokens by tenant, key, model and day from `since_day` on, and how far the stream had been read for them."""
-        days = schema.usage_days.c
-        what = (days.tenant_id, days.key_id, days.model, days.day)
-        query = select(*what, func.sum(days.prompt + days.charged)).where(days.day >= since_day).group_by(*what)
         async with self._database.read() as connection:
             progress = Progress(*(await connection.execute(select(*_PROGRESS))).one())
-            return progress, tuple(DaySum(*row[:4], int(row[4])) for row in await connection.execute(query))
+            return progress, await _day_sums(connection, since_day)
+
+    async def counted(self, since_day: int, ids: Sequence[str]) -> tuple[tuple[DaySum, ...], set[str]]:
+        """The same sums, and which of these requests are in them already: both as of one moment."""
+        async with self._database.read() as connection:
+            sums = await _day_sums(connection, since_day)
+            known: set[str] = set()
+            for at in range(0, len(ids), _IDS_AT_ONCE):
+                some = schema.usage.c.id.in_(ids[at : at + _IDS_AT_ONCE])
+                known.update(row.id for row in await connection.execute(select(schema.usage.c.id).where(some)))
+            return sums, known
 
     async def report(self, question: Question, *, after: Sequence[str | int] | None = None, most: int = 1000) -> Page:
         """Sums by day, grouped and filtered: a page of at most `most` groups, behind the group `after`."""
@@ -231,6 +236,13 @@ def place_of(row: UsageRow) -> daily.Place:
 
 def _plus(column: ColumnElement[Any], more: ColumnElement[Any]) -> ColumnElement[Any]:
     return case((column > daily.MOST - more, daily.MOST), else_=column + more)
+
+
+async def _day_sums(connection: AsyncConnection, since_day: int) -> tuple[DaySum, ...]:
+    days = schema.usage_days.c
+    what = (days.tenant_id, days.key_id, days.model, days.day)
+    query = select(*what, func.sum(days.prompt + days.charged)).where(days.day >= since_day).group_by(*what)
+    return tuple(DaySum(*row[:4], int(row[4])) for row in await connection.execute(query))
 
 
 def _insert(connection: AsyncConnection, table: Any) -> Any:

@@ -164,11 +164,13 @@ async def test_what_was_deleted_does_not_count_again_when_it_is_read_again(store
 
 
 async def test_a_clock_that_is_ahead_makes_nobody_skip_what_comes(store, clock):
-    """Ours is a month ahead of the bus's: rows go too early, but no request is lost."""
+    """Ours is a month ahead of the bus's: rows go too early, but no request is lost, nor counted again."""
     clock.now = at(TODAY + 30)
-    await store.usage.record([done("a", at_ms=at(TODAY))], Progress(10, at(TODAY) * 1_000_000, 11))
-    assert await store.usage.prune(DAY_MS, 10) == 1
-    assert await store.usage.record([done("b", at_ms=at(TODAY))], Progress(11, at(TODAY) * 1_000_000, 12)) == 1
+    batch = [done("a", at_ms=at(TODAY) - 1), done("b", at_ms=at(TODAY))]
+    await store.usage.record(batch, Progress(10, at(TODAY) * 1_000_000, 11))
+    assert [await store.usage.prune(DAY_MS, 10) for _ in range(2)] == [1, 0]
+    assert await store.usage.record([*batch, done("c", at_ms=at(TODAY))], Progress(11, at(TODAY) * 1_000_000, 12)) == 1
+    assert await store.usage.known("abc") == {"b", "c"}
 
 
 # ------------------------------------------------------------------------------------------------------------- reports

@@ -36,7 +36,7 @@ class Case:
         self.rows[name] = replace(self.rows[name], **changes)
 
     def run(self):
-        self.journal = Journal(1_000, self.applied)
+        self.journal = Journal(10, 1_000, self.applied)
         half = len(self.expected) // 2
         found = [
             one
@@ -83,6 +83,7 @@ def test_what_is_not_to_be_compared():
     for name in "aef":
         del case.rows[name]
     case.rows["old"] = Row("old", 3, 900)
+    case.rows["old, in the same millisecond"] = Row("old, in the same millisecond", 9, 1_000)
     case.rows["other stream"] = Row("other stream", 5_000, 999)
     case.rows["new"] = Row("new", 31, 2_000)
     case.expected += [Row("b", 19, 1_900, 77), Row("late", 20, 1_950, 3)]
