@@ -121,6 +121,12 @@ class Ledger:
         for request in self._requests.values():
             request.first = 1
 
+    def opens(self) -> Iterator[tuple[str, Open]]:
+        """All that is open, by its own id, as it was opened last."""
+        for rid, request in self._requests.items():
+            if request.open is not None:
+                yield rid, request.open
+
     def gateways(self) -> Iterator[tuple[str, str]]:
         """Gateway and epoch of all that is open."""
         for request in self._requests.values():

@@ -1,12 +1,13 @@
 """What was used before this gateway started: sums of the ledger, and on top of them the records that came later.
 
-The journal of quotas is the stream of usage records itself. Sums and their place in the stream are read as of one
-moment; later records count once each; requests that are still open keep their part of the budgets until they close;
-rate windows are filled anew by the last minute of records, each as old as the server says.
+The journal of quotas is the stream of usage records itself. It is read from where the ledger's sums may end, and then
+the sums, together with which of the requests that were read are in them already: each counts once. Requests that are
+still open keep their part of the budgets until they close; rate windows are filled anew by the last minute of records,
+each as old as the server says.
 """
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from datetime import UTC, date, datetime
 from typing import Protocol
 
@@ -31,8 +32,12 @@ _FIRST_DAY = 40
 class Sums(Protocol):
     """What is needed of the table of usage."""
 
-    async def sums(self, since_day: int) -> tuple[Progress, tuple[DaySum, ...]]:
-        """Tokens by tenant, key, model and day from `since_day` on, and how far the stream had been read for them."""
+    async def progress(self) -> Progress:
+        """How far the stream has been read."""
+        ...
+
+    async def summed(self, since_day: int, ids: Sequence[str]) -> tuple[tuple[DaySum, ...], set[str]]:
+        """Tokens by tenant, key, model and day from `since_day` on, and which of these requests are in them."""
         ...
 
 
@@ -63,20 +68,16 @@ class QuotaJournal:
     async def restore(self) -> None:
         """Read everything, then apply it in one go: what failed half way has changed nothing. Raises as they do."""
         now = self._wall_clock()
-        progress, sums = await self._table.sums(datetime.fromtimestamp(now, UTC).toordinal() - _FIRST_DAY)
+        progress = await self._table.progress()
         recent = await self._reader.since(datetime.fromtimestamp(now - WINDOW_S, UTC), 1)
         stored = await self._read(min(progress.floor, recent[0].sequence if recent else progress.floor))
-        ledger, closed, opened = Ledger(), [], {}
-        for one in stored:
-            if one.entry is None:
-                continue
-            if isinstance(one.entry.record, Open):
-                opened[one.entry.record.aid.partition(".")[0]] = one.entry.record
-            if (end := ledger.apply(one.entry)) is not None:
-                closed.append(end)
-                opened.pop(end.close.aid, None)
+        ledger = Ledger()
+        closed = [end for one in stored if one.entry is not None and (end := ledger.apply(one.entry)) is not None]
+        opened = dict(ledger.opens())
+        today = datetime.fromtimestamp(now, UTC).toordinal()
+        sums, known = await self._table.summed(today - _FIRST_DAY, [*opened, *(one.close.aid for one in closed)])
         self.records = len(stored)
-        self._apply(now, progress, sums, closed, opened)
+        self._apply(now, sums, known, closed, opened)
 
     def closed(self, closed: Closed) -> None:
         """A request has closed, as the ledger reads it: one of an earlier life settles with what it used."""
@@ -92,8 +93,8 @@ class QuotaJournal:
     def _apply(
         self,
         now: float,
-        progress: Progress,
         sums: Iterable[DaySum],
+        known: set[str],
         closed: Iterable[Closed],
         opened: dict[str, Open],
     ) -> None:
@@ -103,7 +104,7 @@ class QuotaJournal:
             quotas.used_before((row.tenant_id, row.key_id, row.model), periods(row.day), row.tokens)
         for one in closed:
             close = one.close
-            if one.sequence > progress.applied:
+            if close.aid not in known:
                 tokens = close.prompt + close.charged
                 quotas.used_before((close.tenant, close.key, close.model), _periods_of(close, one.at_ms), tokens)
             age_s = max(0.0, now - one.at_ms / 1000)
@@ -113,6 +114,8 @@ class QuotaJournal:
                 quotas.restoring(WINDOW_S)
         quotas.restoring(0)
         for rid, record in opened.items():
+            if rid in known:  # heard of again, long after its end
+                continue
             quotas.open_before(rid, record, periods(record.day or datetime.fromtimestamp(now, UTC).toordinal()))
         quotas.restored = True
 

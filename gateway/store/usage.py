@@ -119,7 +119,7 @@ class UsageTable:
             progress = Progress(*(await connection.execute(select(*_PROGRESS))).one())
             return progress, await _day_sums(connection, since_day)
 
-    async def counted(self, since_day: int, ids: Sequence[str]) -> tuple[tuple[DaySum, ...], set[str]]:
+    async def summed(self, since_day: int, ids: Sequence[str]) -> tuple[tuple[DaySum, ...], set[str]]:
         """The same sums, and which of these requests are in them already: both as of one moment."""
         async with self._database.read() as connection:
             sums = await _day_sums(connection, since_day)
