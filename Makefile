@@ -9,14 +9,14 @@ export VENV ?= .venv
 BIN := $(VENV)/bin
 ARGS ?=
 # What needs real processes, sockets and time; left out of `test-fast`.
-SLOW := up e2e chaos contract bench
+SLOW := up e2e chaos contract bench browser
 UV_COMPILE = uv pip compile pyproject.toml --quiet --universal --python-version 3.11 --generate-hashes --no-annotate \
 	--no-header --extra embedded --group model --group build
 
-.PHONY: help run test test-fast prove bench lint format lock wheel clean
+.PHONY: help run test test-fast test-postgres test-browser prove bench lint format lock wheel clean
 
 help: ## List the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-13s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 
 run: $(VENV)/.model ## Install what is locked, verify the model, and serve on this machine (flags: ARGS="--no-answer")
 	@exec $(BIN)/evenflow up $(ARGS)
@@ -25,7 +25,13 @@ test: $(VENV)/.dev ## Run the whole test suite (flags for pytest: ARGS="-x -k na
 	@$(BIN)/pytest $(ARGS)
 
 test-fast: $(VENV)/.dev ## Run the tests that start no processes
-	@$(BIN)/pytest -q $(foreach room,$(SLOW),--ignore=tests/$(room)) $(ARGS)
+	@EVENFLOW_TEST_POSTGRES=0 $(BIN)/pytest -q $(foreach room,$(SLOW),--ignore=tests/$(room)) $(ARGS)
+
+test-postgres: $(VENV)/.dev ## Run the tests that use PostgreSQL; they fail, rather than skip, if it is not installed
+	@EVENFLOW_TEST_POSTGRES=1 $(BIN)/pytest -k postgres $(ARGS)
+
+test-browser: $(VENV)/.dev ## Run the tests that use a browser; they fail, rather than skip, if it is not installed
+	@EVENFLOW_TEST_BROWSER=1 $(BIN)/pytest tests/browser $(ARGS)
 
 prove: $(VENV)/.dev ## Run the kills, soaks and outages at full count and length, into docs/proof.md (ARGS: which)
 	@mkdir -p build; EVENFLOW_PROVE=1 $(BIN)/pytest --timeout=3600 --junitxml=build/prove.xml -o junit_logging=system-out \
