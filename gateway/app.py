@@ -5,13 +5,14 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import structlog
-from litestar import Litestar, Request, Response
+from litestar import Litestar, Request, Response, Router
 from litestar.exceptions import HTTPException, MethodNotAllowedException
 from litestar.exceptions import NotFoundException as LitestarNotFound
 from litestar.types import ControllerRouterHandler
 
 from gateway.admin.api import admin_router
 from gateway.admin.problems import refuse
+from gateway.admin.reference import reference_routes
 from gateway.admin.sessions import Access
 from gateway.context import House
 from gateway.http import problems
@@ -39,8 +40,12 @@ def tenant_app(house: House) -> Litestar:
 def admin_app(house: House, store: Store) -> Litestar:
     """The operators' API; metrics and probes, which need no login."""
     access = Access(store, house.settings.admin, time.monotonic)
-    open_to_all = [metrics_route(house), *health_routes(house, "/health", "/ready")]
-    return _app([admin_router(access), *open_to_all], refuse)
+    probes = [metrics_route(house), *health_routes(house, "/health", "/ready")]
+
+    def api() -> Router:
+        return admin_router(house, store, access)
+
+    return _app([api(), *reference_routes(api), *probes], refuse)
 
 
 def _app(routes: Sequence[ControllerRouterHandler], refusing: Refusing | None = None) -> Litestar:

@@ -1,29 +1,59 @@
 """`/admin/v1`: every route of the operators' API, behind one guard."""
 
-from litestar import Router
+from typing import Any
+
+from litestar import Request, Router
 from litestar.datastructures import ResponseHeader
 from litestar.di import Provide
 
+from gateway.admin.audit import audit_routes
+from gateway.admin.fleet import fleet_routes
+from gateway.admin.idempotency import Once
+from gateway.admin.keys import key_routes
+from gateway.admin.limits import quota_routes
+from gateway.admin.people import people_routes
+from gateway.admin.reference import PREFIX
 from gateway.admin.session import session_routes
 from gateway.admin.sessions import Access, provide_identity
+from gateway.admin.tenants import tenant_routes
+from gateway.context import House
+from gateway.store.store import Store
+from shared.errors import InvalidRequestError
 
-PREFIX = "/admin/v1"
 MOST_BODY_BYTES = 64 * 1024
-HEADERS = [
-    ResponseHeader(name="cache-control", value="no-store", documentation_only=False),
-    ResponseHeader(name="x-content-type-options", value="nosniff"),
-    ResponseHeader(name="referrer-policy", value="no-referrer"),
-    ResponseHeader(name="content-security-policy", value="default-src 'none'; frame-ancestors 'none'"),
-]
+HEADERS = {
+    "cache-control": "no-store",
+    "x-content-type-options": "nosniff",
+    "x-frame-options": "DENY",
+    "referrer-policy": "no-referrer",
+    "content-security-policy": "default-src 'none'; frame-ancestors 'none'",
+}
 
 
-def admin_router(access: Access) -> Router:
+def admin_router(house: House, store: Store, access: Access) -> Router:
     """The whole API."""
+    once = Once(store)
     return Router(
         PREFIX,
-        route_handlers=[*session_routes(access)],
+        route_handlers=[
+            *session_routes(access),
+            *tenant_routes(store, once),
+            *key_routes(store, once),
+            *quota_routes(store),
+            *fleet_routes(house),
+            *audit_routes(store),
+            *people_routes(store, once),
+        ],
         guards=[access.guard],
+        before_request=_only_text,
         dependencies={"identity": Provide(provide_identity, sync_to_thread=False)},
         request_max_body_size=MOST_BODY_BYTES,
-        response_headers=HEADERS,
+        response_headers=[ResponseHeader(name=name, value=value) for name, value in HEADERS.items()],
+        security=[{"session": []}, {"token": []}],
     )
+
+
+async def _only_text(request: Request[Any, Any, Any]) -> None:
+    """No address has a NUL in it: no database takes one as text."""
+    if "\0" in request.scope["path"] or b"%00" in request.scope["query_string"]:
+        raise InvalidRequestError("The address has a NUL in it.")

@@ -1,6 +1,7 @@
 """Errors to bytes on the operators' door: RFC 9457, `application/problem+json`, whatever went wrong."""
 
 import math
+import traceback
 from typing import Any, Final
 
 import msgspec
@@ -18,6 +19,7 @@ from gateway.steps.accept import request_id
 from shared.errors import (
     AuthenticationError,
     ConflictError,
+    EvenflowError,
     HttpError,
     InvalidRecordError,
     RequestError,
@@ -83,17 +85,31 @@ class RepeatedError(RequestError):
     default_code = "idempotency_key_reused"
 
 
+class UnderWayError(RequestError):
+    """The same request, sent before, has not been answered yet."""
+
+    status = 409
+    default_code = "under_way"
+
+
 def refuse(request: Request[Any, Any, Any], error: Exception) -> Response[Problem]:
     """The answer to whatever was raised. What nobody meant to raise is a 500, and its cause is in the log alone."""
     rid = request_id(request.headers.get("x-request-id"))
     status, code, detail = _judge(request, error)
     if status >= 500:  # noqa: PLR2004
-        log.error("admin_request_failed", request_id=rid, path=request.url.path[:_LONGEST_PATH], exc_info=error)
+        _log(request, error, rid)
     problem = Problem(
         f"urn:evenflow:problem:{code}", _TITLES.get(status, "Refused"), status, detail, code, rid, _faults(error)
     )
     headers = {"x-request-id": rid, "cache-control": "no-store"} | _headers(status, error)
     return Response(problem, status_code=status, headers=headers, media_type=MEDIA_TYPE)
+
+
+def _log(request: Request[Any, Any, Any], error: Exception, rid: str) -> None:
+    """What our own errors say, and of others which and where: a driver's message may repeat what it was to write."""
+    why = str(error) if isinstance(error, EvenflowError) else type(error).__name__
+    where = [] if isinstance(error, EvenflowError) else traceback.format_tb(error.__traceback__)
+    log.error("admin_request_failed", request_id=rid, path=request.url.path[:_LONGEST_PATH], error=why, where=where)
 
 
 def _judge(request: Request[Any, Any, Any], error: Exception) -> tuple[int, str, str]:
@@ -151,6 +167,11 @@ def _faults(error: Exception) -> tuple[Fault, ...]:
 def _sentence(error: Exception) -> str:
     text = str(error)
     return f"{text[:1].upper()}{text[1:]}."
+
+
+READ: Final = (400, 401, 403, 503)
+CHANGE: Final = (400, 401, 403, 404, 409, 412, 413, 415, 428, 503)
+CREATE: Final = (400, 401, 403, 409, 413, 415, 422, 503)
 
 
 def documented(*statuses: int) -> dict[int, ResponseSpec]:

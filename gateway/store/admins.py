@@ -14,13 +14,14 @@ from gateway.store.rows import Actor
 from gateway.store.tenants import check_name, check_version
 from shared.errors import UnknownRecordError
 
-_ADMIN: Final = select(
+ADMIN: Final = select(
     schema.admins.c.id,
     schema.admins.c.name,
     schema.admins.c.created_at,
     schema.admins.c.disabled_at,
     schema.admins.c.version,
 )
+"""Every admin as an `AdminRow`."""
 
 
 class AdminRow(msgspec.Struct, frozen=True):
@@ -87,7 +88,7 @@ class AdminTable:
 
     async def verify(self, name: str, password: str) -> AdminRow | None:
         """The admin of that name and password, unless disabled. It takes as long whatever is wrong."""
-        found = select(*_ADMIN.selected_columns, schema.admins.c.password).where(schema.admins.c.name == name)
+        found = select(*ADMIN.selected_columns, schema.admins.c.password).where(schema.admins.c.name == name)
         async with self._database.read() as connection:
             row = (await connection.execute(found)).first()
         right = await self._passwords.verify(None if row is None else row.password, password)
@@ -105,7 +106,7 @@ class AdminTable:
     async def all(self) -> tuple[AdminRow, ...]:
         """All admins, by name."""
         async with self._database.read() as connection:
-            return tuple(AdminRow(*row) for row in await connection.execute(_ADMIN.order_by(schema.admins.c.name)))
+            return tuple(AdminRow(*row) for row in await connection.execute(ADMIN.order_by(schema.admins.c.name)))
 
     async def _rehash(self, admin_id: str, kept: str, password: str) -> None:
         """Keep the same password as today's parameters have it: nobody's change, and nothing to record."""
@@ -118,7 +119,7 @@ class AdminTable:
 async def _one(connection: AsyncConnection, admin: str) -> AdminRow:
     named = (schema.admins.c.name == admin) | (schema.admins.c.id == admin)
     rows = sorted(
-        (AdminRow(*row) for row in await connection.execute(_ADMIN.where(named))), key=lambda row: row.name != admin
+        (AdminRow(*row) for row in await connection.execute(ADMIN.where(named))), key=lambda row: row.name != admin
     )
     if not rows:
         raise UnknownRecordError(f"there is no admin {admin!r}")

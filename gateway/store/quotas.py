@@ -61,6 +61,20 @@ class QuotaTable:
             await change.record("quota", _id(owner, holder, model), _name(owner, holder, model), before, None)
             return before
 
+    async def one(self, tenant: str, *, key: str | None = None, model: str = "") -> QuotaRow:
+        """The limits of a tenant, of one of its keys, of a model for either.
+
+        Raises:
+            UnknownRecordError: If there is no such tenant or key, or it has no such limits.
+        """
+        async with self._database.read() as connection:
+            owner = await one_tenant(connection, tenant)
+            holder = None if key is None else await one_key(connection, key, owner.id)
+            row = (await connection.execute(QUOTA.where(_which(owner, holder, model)))).first()
+        if row is None:
+            raise UnknownRecordError(f"{_name(owner, holder, model)} has no limits of its own")
+        return quota_row(row)
+
     async def of_tenant(self, tenant: str) -> tuple[QuotaRow, ...]:
         """All limits of a tenant: its own, of its keys, of models. Raises UnknownRecordError."""
         async with self._database.read() as connection:

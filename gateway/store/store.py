@@ -15,14 +15,17 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 from gateway.core.keys import fingerprint
 from gateway.store import schema
 from gateway.store.admins import AdminTable
+from gateway.store.audit import AuditTable
 from gateway.store.credentials import REVISION, read_all, read_changes
 from gateway.store.database import Database
 from gateway.store.engine import new_engine
 from gateway.store.keys import KeyTable
 from gateway.store.migrate import migrate
+from gateway.store.pages import Pages
 from gateway.store.passwords import Passwords
 from gateway.store.pepper import read_pepper
 from gateway.store.quotas import QuotaTable
+from gateway.store.repeats import RepeatTable
 from gateway.store.rows import Changes, Moment, Snapshot
 from gateway.store.sessions import SessionTable
 from gateway.store.tenants import TenantTable
@@ -57,6 +60,9 @@ class Store:
         self.admins = AdminTable(self._database, self.passwords)
         self.sessions = SessionTable(self._database)
         self.tokens = TokenTable(self._database)
+        self.audit = AuditTable(self._database)
+        self.repeats = RepeatTable(self._database)
+        self.pages = Pages(self._database)
 
     @classmethod
     async def open(cls, settings: Settings, *, now_ms: Callable[[], int] = wall_clock_ms) -> "Store":

@@ -4,6 +4,7 @@ import re
 import uuid
 import zoneinfo
 
+from msgspec import UNSET, UnsetType
 from sqlalchemy import insert, update
 
 from gateway.core.accounts import Limits
@@ -42,6 +43,33 @@ class TenantTable:
             if limits is not None:
                 await write_limits(change, tenant, None, "", limits)
         return tenant
+
+    async def update(
+        self,
+        tenant: str,
+        *,
+        by: Actor,
+        version: int | None = None,
+        zone: str | UnsetType = UNSET,
+        disabled: bool | UnsetType = UNSET,
+    ) -> TenantRow:
+        """Change what is given. `version`, if given, must be the row's.
+
+        Raises:
+            InvalidRecordError: If nothing is given, or there is no such zone.
+            UnknownRecordError: If there is no such tenant.
+            StaleRecordError: If somebody changed it since.
+        """
+        if zone is UNSET and disabled is UNSET:
+            raise InvalidRecordError("there is nothing to change")
+        if not isinstance(zone, UnsetType):
+            check_zone(zone)
+        async with self._database.change(by, "tenant.update") as change:
+            before = await one_tenant(change.connection, tenant)
+            values: dict[str, object] = {} if zone is UNSET else {"zone": zone}
+            if disabled is not UNSET:
+                values["disabled_at"] = (before.disabled_at or change.now) if disabled else None
+            return await _changed(change, before, version, **values)
 
     async def set_disabled(self, tenant: str, *, disabled: bool, by: Actor, version: int | None = None) -> TenantRow:
         """Shut all of a tenant's keys out, or let them in again. `version`, if given, must be the row's.

@@ -19,7 +19,8 @@ from shared.errors import InvalidRecordError, UnknownRecordError
 
 TOUCH_MS: Final = 60_000
 """A token in use is written down as such at most once in so long."""
-_TOKEN: Final = select(*(column for column in schema.admin_tokens.c if column.name != "hash"))
+TOKEN: Final = select(*(column for column in schema.admin_tokens.c if column.name != "hash"))
+"""Every token, for `token_row`."""
 _SCOPES: Final = msgspec.json.Decoder(tuple[Scope, ...])
 
 
@@ -94,14 +95,14 @@ class TokenTable:
             return None
         mine = schema.admin_tokens.c.hash == fingerprint(self._database.pepper, secret)
         async with self._database.read() as connection:
-            found = (await connection.execute(_TOKEN.where(mine))).first()
+            found = (await connection.execute(TOKEN.where(mine))).first()
         now = self._database.now_ms()
         if found is None or found.revoked_at is not None or (found.expires_at is not None and now >= found.expires_at):
             return None
         if now >= (found.last_used_at or 0) + TOUCH_MS:
             async with self._database.write() as connection:
                 await connection.execute(update(schema.admin_tokens).where(mine).values(last_used_at=now))
-        return _row(found)
+        return token_row(found)
 
     async def one(self, token: str) -> TokenRow:
         """One token: the one in force of that name, else the newest. Raises UnknownRecordError if there is none."""
@@ -112,8 +113,8 @@ class TokenTable:
         """All tokens, revoked ones included, by name and age."""
         tokens = schema.admin_tokens.c
         async with self._database.read() as connection:
-            rows = await connection.execute(_TOKEN.order_by(tokens.name, tokens.created_at, tokens.id))
-            return tuple(_row(row) for row in rows)
+            rows = await connection.execute(TOKEN.order_by(tokens.name, tokens.created_at, tokens.id))
+            return tuple(token_row(row) for row in rows)
 
 
 def _scopes(asked: Sequence[str]) -> tuple[Scope, ...]:
@@ -122,7 +123,8 @@ def _scopes(asked: Sequence[str]) -> tuple[Scope, ...]:
     return tuple(scope for scope in SCOPES if scope in asked)
 
 
-def _row(found: Any) -> TokenRow:
+def token_row(found: Any) -> TokenRow:
+    """A row of `TOKEN`."""
     return TokenRow(**found._asdict() | {"scopes": _SCOPES.decode(found.scopes)})
 
 
@@ -131,8 +133,8 @@ async def _one(connection: AsyncConnection, token: str) -> TokenRow:
     newest = (tokens.revoked_at.is_(None).desc(), tokens.created_at.desc())
     named = (tokens.id == token) | (tokens.name == token)
     found = (
-        await connection.execute(_TOKEN.where(named).order_by((tokens.id == token).desc(), *newest).limit(1))
+        await connection.execute(TOKEN.where(named).order_by((tokens.id == token).desc(), *newest).limit(1))
     ).first()
     if found is None:
         raise UnknownRecordError(f"there is no token {token!r}")
-    return _row(found)
+    return token_row(found)

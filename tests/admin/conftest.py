@@ -1,6 +1,5 @@
 """The operators' door over a real store, asked in this process; the house behind it has no bus."""
 
-import asyncio
 import contextlib
 from collections.abc import AsyncIterator
 from types import SimpleNamespace
@@ -91,10 +90,6 @@ async def door(tmp_path, clock, **admin) -> AsyncIterator[Desk]:
         settings=settings,
         fleet=Fleet(),
         meters=Meters(metrics),
-        streams=SimpleNamespace(connected=False),
-        draining=asyncio.Event(),
-        quotas=SimpleNamespace(restored=True),
-        concerns=[],
     )
     try:
         yield Desk(admin_app(house, store), house, store, clock)
