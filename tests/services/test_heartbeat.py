@@ -33,8 +33,8 @@ class Street:
     def __init__(self):
         self.now, self.hub = 0.0, Hub()
 
-    async def opens(self, gid, gep):
-        heart = Heartbeat(gid, gep, "store", self.hub, lambda: self.now)
+    async def opens(self, gid, gep, store="store"):
+        heart = Heartbeat(gid, gep, store, self.hub, lambda: self.now)
         await heart.open()
         return heart
 
@@ -88,6 +88,38 @@ async def test_a_restart_is_no_second_process(street, logs):
     await street.beat(new, other, times=3)
     assert said(logs, "gateway_name_twice") == []
     assert (new.concern(), other.concern()) == ("", "")
+
+
+async def test_gateways_with_two_stores_know_of_each_other_until_one_is_gone(street, logs):
+    one, two, other = (
+        await street.opens("g1", "a"),
+        await street.opens("g2", "b"),
+        await street.opens("g3", "c", "mine"),
+    )
+    await street.beat(one, two)
+    assert [heart.two_stores() for heart in (one, two)] == ["", ""]
+    await street.beat(one, two, other, times=5)
+    assert "g3 and g1 are on one bus with different stores" in one.two_stores()
+    assert "g3" in two.two_stores()
+    assert other.two_stores().startswith("g1, g2 and g3 ")
+    assert len(said(logs, "gateway_with_another_store")) == 4, "each once, and not with every heartbeat"
+    last = street.now
+    while street.now < last + SILENT_S - 1:
+        assert one.two_stores()
+        await street.beat(one, two)
+    await street.beat(one, two, times=4)
+    assert (one.two_stores(), two.two_stores()) == ("", "")
+    await street.beat(other)
+    assert one.two_stores(), "it is back"
+
+
+async def test_a_gateway_that_comes_back_with_our_store_is_no_stranger_any_more(street):
+    one, wrong = await street.opens("g1", "a"), await street.opens("g2", "b", "another")
+    await street.beat(one, wrong)
+    assert one.two_stores()
+    right = await street.opens("g2", "c")
+    await street.beat(one, right)
+    assert one.two_stores() == ""
 
 
 @pytest.mark.parametrize("kind", [wire.Ghb, wire.Ann])
