@@ -16,6 +16,9 @@ from shared.wire import Check, Close, Open, Orphan, UsageRecord
 
 CLOSED_KEPT = 100_000
 """Requests whose late repetitions are recognised here; older ones are, in the store."""
+UNOPENED_S = 60.0
+"""How long a request that was heard of waits for its open, which may have to be sent again; after that it never comes:
+the request was over before this reader began."""
 UNOPENED_KEPT = 4_096
 """Requests that were heard of without an open, most of which a peer may have made up."""
 LOST = "gateway_lost"
@@ -69,7 +72,7 @@ class Ledger:
         """Records that their author had no right to, or that make no sense."""
         self._deduplicate = deduplicate
         self._requests: dict[str, _Request] = {}
-        self._unopened: dict[str, None] = {}
+        self._unopened: dict[str, float | None] = {}  # since when; None until the next look
         self._closed = Recent(CLOSED_KEPT)
 
     def __len__(self) -> int:
@@ -107,9 +110,23 @@ class Ledger:
             kept.orphans.setdefault((int(attempt), entry.author), record)
         return None
 
+    @property
+    def open(self) -> int:
+        """How many requests are open."""
+        return len(self._requests) - len(self._unopened)
+
+    def look(self, now: float) -> None:
+        """Forget what has waited too long for its open. `now` in seconds, on a clock that never runs backwards."""
+        for rid, since in list(self._unopened.items()):
+            if since is None:
+                self._unopened[rid] = now
+            elif now >= since + UNOPENED_S:
+                del self._unopened[rid], self._requests[rid]
+
     def forget(self, rid: str) -> None:
         """The store has a row of that request: what was heard of it since were repetitions."""
         self._requests.pop(rid, None)
+        self._unopened.pop(rid, None)
         self._closed.add(rid)
 
     def floor(self, position: int) -> int:

@@ -190,6 +190,7 @@ class Keeper:
 
     async def _close_for_the_dead(self, now: float) -> None:
         """Close what its gateway cannot. A request that has its row was only heard of again, and is forgotten."""
+        self.ledger.look(now)
         self._gateways.forget(set(self.ledger.gateways()))
         orphaned = self.ledger.unclosed(lambda gid, gep: self._gateways.dead(now, gid, gep), _ASK_ABOUT)
         if not orphaned or not self._reconciling:

@@ -170,7 +170,7 @@ class Meters:
         count("evenflow.usage.dropped", writer.backlog.dropped.total)
         gauge("evenflow.ledger.holding", lambda: keeper.holding)
         gauge("evenflow.ledger.position", lambda: keeper.position)
-        gauge("evenflow.ledger.open", lambda: len(keeper.ledger))
+        gauge("evenflow.ledger.open", lambda: keeper.ledger.open)
         count("evenflow.ledger.rows", lambda: keeper.written)
         count("evenflow.ledger.reconciled", lambda: keeper.reconciled)
         count("evenflow.ledger.lost", lambda: keeper.gaps)

@@ -209,3 +209,28 @@ def test_without_deduplication_one_request_is_billed_again_and_again():
     _, found = folded(twice, deduplicate=False)
     assert len(found) == 6
     assert sum(one.close.charged for one in found) > sum(one.close.charged for one in folded(twice)[1])
+
+
+def test_what_was_over_before_this_reader_began_is_not_waited_for_for_ever():
+    ledger = Ledger()
+    late, check_again, still = stream(("w1", orphan("a", 9, 5)), ("g1", check("b", 2, 7)), ("g1", opened("c")))
+    for entry in (late, check_again, still):
+        assert ledger.apply(entry) is None
+    assert (len(ledger), ledger.open, ledger.floor(3)) == (3, 1, 1)
+    ledger.look(100.0)
+    ledger.look(159.9)
+    assert len(ledger) == 3, "its open may have to be sent again"
+    ledger.look(160.0)
+    assert (len(ledger), ledger.open, ledger.floor(3)) == (1, 1, 3), "a new reader need not begin before what is open"
+
+
+def test_an_open_that_was_sent_again_is_no_stranger():
+    ledger = Ledger()
+    first, then, end = stream(("w1", orphan("a", 9, 5)), ("g1", opened("a")), ("g1", closed("a", 3, 5)))
+    ledger.apply(first)
+    ledger.look(0.0)
+    ledger.apply(then)
+    ledger.look(1_000.0)
+    assert ledger.open == 1
+    assert ledger.apply(end) is not None
+    assert len(ledger) == ledger.open == 0
