@@ -261,8 +261,8 @@ async def test_a_task_that_died_is_replaced(keyring, source, sleeper, how, logs)
     assert [e["log_level"] for e in died] == ["error"]
 
 
-async def test_a_key_revoked_by_another_process_is_refused_after_the_next_poll(tmp_path, sleeper, clock):
-    files = StoreSettings(url=f"sqlite+aiosqlite:///{tmp_path}/store.db", pepper_file=str(tmp_path / "pepper"))
+async def test_a_key_revoked_by_another_process_is_refused_after_the_next_poll(store_url, tmp_path, sleeper, clock):
+    files = StoreSettings(url=store_url, pepper_file=str(tmp_path / "pepper"))
     here, there = [await Store.open(Settings(store=files)) for _ in range(2)]
     try:
         await there.tenants.create("acme", limits=Limits(streams=2), by=BY)

@@ -40,8 +40,8 @@ def clock():
 
 
 @pytest.fixture
-def wanted(tmp_path):
-    files = StoreSettings(url=f"sqlite+aiosqlite:///{tmp_path}/store.db", pepper_file=str(tmp_path / "pepper"))
+def wanted(store_url, tmp_path):
+    files = StoreSettings(url=store_url, pepper_file=str(tmp_path / "pepper"))
     return replace(Settings(), store=files)
 
 
