@@ -250,8 +250,9 @@ def idle(metrics: Metrics, wid: str = "w1") -> bool:
 
 
 def command(stack: Stack, *arguments: str) -> str:
-    """Run `evenflow` in the stack's directory; returns what it printed."""
+    """Run `evenflow` in the stack's directory, on its store; returns what it printed."""
     environ = {name: value for name, value in os.environ.items() if not name.startswith("EVENFLOW_")}
+    environ |= {f"EVENFLOW_{name}": value for name, value in stack.settings.items() if name.startswith("STORE__")}
     return subprocess.run(
         [sys.executable, "-m", "gateway.cli", *arguments],
         cwd=stack.directory,
