@@ -6,28 +6,27 @@ calendars of the tenants.
 
 from collections.abc import Callable
 from datetime import UTC, datetime
-from typing import Literal
 from zoneinfo import ZoneInfo
 
 import msgspec
 
 from gateway.core import calendar
-from gateway.core.accounts import Account, Gauge, Limits, Periods, gauges
+from gateway.core.accounts import Account, Budget, Gauge, Limits, Periods, Why, gauges
 from gateway.core.charging import FINISHED, Totals, unused
 from gateway.core.guesses import PromptSizes, Usual
 from gateway.core.quotas import Quotas, Refusal, Reservation, Want
+from gateway.services import quota_answers
 from gateway.services.keyring import Principal
 from gateway.store.rows import Snapshot
-from shared.errors import HttpError, InvalidRequestError, QuotaExceededError, RateLimitError
+from shared.errors import HttpError
 from shared.settings import LimitSettings
 from shared.wire import Accept, Close, Open
 
 Place = tuple[str, str, str]
 """Whose account: tenant, key or "", model or ""."""
 
-_SOON_S = 1.0
-"""When to come back for what ends when a stream ends, which nobody knows."""
 _NO_LIMITS = Limits()
+_NOTHING = Budget()
 _SEAMS = 8
 """Tokens more than the parts have that a prompt may have where they meet."""
 _USUAL_TEMPLATE = 8
@@ -55,6 +54,28 @@ class Room(msgspec.Struct, frozen=True):
     message: int = 0
 
 
+class Standing(msgspec.Struct, frozen=True):
+    """Where an account stands now: its limits, and what is used of them.
+
+    `requests` and `tokens` are its windows, `None` where it has none; `day` and `month` are tokens, used and held by
+    requests that run, until the UTC instants (ms since 1970) at which the tenant's periods end.
+    """
+
+    key_id: str
+    model: str
+    limits: Limits
+    requests: Gauge | None
+    tokens: Gauge | None
+    streams: int
+    long_prompts: int
+    day_used: int
+    day_held: int
+    day_ends: int
+    month_used: int
+    month_held: int
+    month_ends: int
+
+
 class _Calendar(msgspec.Struct):
     """A tenant's periods now. A change of zone waits for the end of the day."""
 
@@ -77,7 +98,9 @@ class Allowances:
         self._clock = clock
         self._wall_clock = wall_clock
         self._limits: dict[Place, Limits] = {}
+        self._limited: dict[str, list[Place]] = {}
         self._accounts: dict[Place, tuple[Account, ...]] = {}
+        self._of_tenant: dict[str, dict[Place, Account]] = {}
         self._calendars: dict[str, _Calendar] = {}
         self._tenant = Limits(streams=limits.tenant_streams)
 
@@ -86,6 +109,9 @@ class Allowances:
     def load(self, snapshot: Snapshot) -> None:
         """Take over the limits of a snapshot. What was used of the old ones counts against the new ones."""
         self._limits = {(row.tenant_id, row.key_id, row.model): row.limits for row in snapshot.quotas}
+        self._limited = {}
+        for place in self._limits:
+            self._limited.setdefault(place[0], []).append(place)
         self._accounts.clear()
 
     def limits(self, place: Place) -> Limits:
@@ -104,6 +130,7 @@ class Allowances:
             now_ms = self.now_ms
             places = ((tenant, "", ""), (tenant, key, ""), (tenant, "", model), (tenant, key, model))
             found = tuple(self.core.account(now_ms, place, self.limits(place)) for place in places)
+            self._of_tenant.setdefault(tenant, {}).update(zip(places, found, strict=True))
             self._accounts[tenant, key, model] = found
         return found
 
@@ -159,6 +186,39 @@ class Allowances:
         tokens = totals.prompt + totals.charged
         self.core.settle(self.now_ms, request, tokens, unused=unused(totals.outcome, tokens))
 
+    def standings(self, tenant: str, zone: str) -> list[Standing]:
+        """Where a tenant stands: itself first, then its keys and models that have limits or were used today."""
+        periods = self.periods(tenant, zone)
+        for place in self._limited.get(tenant, ()):
+            self.accounts(*place)
+        self.accounts(tenant, "", "")
+        return [self._standing(account, periods) for _, account in sorted(self._of_tenant[tenant].items())]
+
+    def standing(self, tenant: str, zone: str) -> Standing:
+        """Where a tenant as a whole stands."""
+        return self._standing(self.accounts(tenant, "", "")[0], self.periods(tenant, zone))
+
+    def _standing(self, account: Account, periods: Periods) -> Standing:
+        tenant, key, model = account.scope
+        day, month = account.days.get(periods.day, _NOTHING), account.months.get(periods.month, _NOTHING)
+        ends = self._calendars[tenant]
+        requests, tokens = self.gauges((account,))
+        return Standing(
+            key_id=key,
+            model=model,
+            limits=account.limits,
+            requests=requests,
+            tokens=tokens,
+            streams=account.streams,
+            long_prompts=account.long_prompts,
+            day_used=day.used,
+            day_held=day.reserved,
+            day_ends=round(ends.day.end.timestamp() * 1000),
+            month_used=month.used,
+            month_held=month.reserved,
+            month_ends=round(ends.month.end.timestamp() * 1000),
+        )
+
     # ------------------------------------------------------------------------------------------------- earlier lives
 
     def restoring(self, age_s: float) -> None:
@@ -192,8 +252,9 @@ class Allowances:
 
     def refused(self, refusal: Refusal, principal: Principal, accounts: tuple[Account, ...]) -> HttpError:
         """A refusal as the client is told of it."""
-        error = self._error(refusal, principal)
-        error.headers = rate_headers(self.gauges(accounts))
+        wait_s = self._until_next(refusal.why, principal) if refusal.why in {"daily", "monthly"} else 0.0
+        error = quota_answers.refused(refusal, wait_s)
+        error.headers = quota_answers.rate_headers(self.gauges(accounts))
         return error
 
     def too_small(self, principal: Principal, held: Reservation, why: str) -> HttpError:
@@ -227,79 +288,12 @@ class Allowances:
         likely = self.sizes.likely(model, size.text_bytes, _template(size, room))
         return max(1, min(likely, _prompt_most(size, room), room.context - 1))
 
-    def _error(self, refusal: Refusal, principal: Principal) -> HttpError:
-        who = _who(refusal.scope)
-        limit = refusal.limit
-        match refusal.why:
-            case "requests" | "tokens":
-                wait_s = (refusal.wait_ms or 0) / 1000
-                return RateLimitError(
-                    f"Rate limit reached: {who} may use {limit} {refusal.why} per minute. Try again in {wait_s:.3f} s.",
-                    code=refusal.why,
-                    retry_after=wait_s,
-                    retryable=True,
-                )
-            case "concurrency":
-                return RateLimitError(
-                    f"Too many concurrent streams: {who} may hold {limit}.",
-                    code="concurrency",
-                    retry_after=_SOON_S,
-                    retryable=True,
-                )
-            case "long_prompts":
-                return RateLimitError(
-                    f"Too many long prompts at once: {who} may have {limit} in flight.",
-                    code="long_prompts",
-                    retry_after=_SOON_S,
-                    retryable=True,
-                )
-            case "daily" | "monthly":
-                return QuotaExceededError(
-                    f"The {refusal.why} budget is used up: {who} may use {limit} tokens"
-                    f" {'a day' if refusal.why == 'daily' else 'a month'}.",
-                    retry_after=self._until_next(refusal.why, principal),
-                )
-            case "too_large":
-                return InvalidRequestError(
-                    f"The request can never fit: {who} may use {limit} tokens per minute, prompt and output together.",
-                    code="tokens_over_limit",
-                    param="max_tokens",
-                )
-
-    def _until_next(self, which: Literal["daily", "monthly"], principal: Principal) -> float:
+    def _until_next(self, which: Why, principal: Principal) -> float:
         """Seconds until the tenant's next day or month begins."""
         self.periods(principal.tenant_id, principal.zone)
         known = self._calendars[principal.tenant_id]
         end = known.day.end if which == "daily" else known.month.end
         return max(1.0, end.timestamp() - self._wall_clock())
-
-
-def rate_headers(windows: tuple[Gauge | None, Gauge | None]) -> list[tuple[bytes, bytes]]:
-    """What a client is told of its windows: OpenAI's headers, and the IETF's (draft-ietf-httpapi-ratelimit-headers)."""
-    headers: list[tuple[bytes, bytes]] = []
-    policies, states = [], []
-    for name, gauge in zip(("requests", "tokens"), windows, strict=True):
-        if gauge is None:
-            continue
-        headers += (
-            (f"x-ratelimit-limit-{name}".encode(), b"%d" % gauge.limit),
-            (f"x-ratelimit-remaining-{name}".encode(), b"%d" % gauge.left),
-            (f"x-ratelimit-reset-{name}".encode(), duration(gauge.reset_ms).encode()),
-        )
-        policies.append(f'"{name}";q={gauge.limit};w=60')
-        states.append(f'"{name}";r={gauge.left};t={-(-gauge.reset_ms // 1000)}')
-    if policies:
-        headers += ((b"ratelimit-policy", ", ".join(policies).encode()), (b"ratelimit", ", ".join(states).encode()))
-    return headers
-
-
-def duration(ms: int) -> str:
-    """As OpenAI writes it: `0s`, `17ms`, `1.5s`, `6m0s`."""
-    if 0 < ms < 1000:  # noqa: PLR2004
-        return f"{ms}ms"
-    minutes, rest = divmod(ms, 60_000)
-    seconds = f"{rest / 1000:.3f}".rstrip("0").rstrip(".") + "s"
-    return f"{minutes}m{seconds}" if minutes else seconds
 
 
 def _prompt_most(size: Size, room: Room) -> int:
@@ -315,12 +309,6 @@ def _template(size: Size, room: Room) -> int:
     if not size.messages:
         return 0
     return room.template + room.message * (size.messages - 1) if room.template else _USUAL_TEMPLATE * size.messages
-
-
-def _who(scope: object) -> str:
-    _, key, model = scope if isinstance(scope, tuple) else ("", "", "")
-    whose = "this key" if key else "this tenant"
-    return f"{whose} for the model '{model}'" if model else whose
 
 
 def _calendar(zone: str, now: float, before: _Calendar | None) -> _Calendar:

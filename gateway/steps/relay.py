@@ -10,7 +10,7 @@ from gateway.context import Exchange, Headers, House, Passage
 from gateway.encode import Choice, Finish, Stream, error_event, merge, whole
 from gateway.outcome import from_fail
 from gateway.services.inbox import Item
-from gateway.services.quotas import rate_headers
+from gateway.services.quota_answers import rate_headers
 from shared import telemetry
 from shared.errors import HttpError
 from shared.wire import End, Event, Fail, Text, TokenLogprob, Usage

@@ -8,7 +8,8 @@ from gateway.core.accounts import Gauge, Limits
 from gateway.core.charging import Totals
 from gateway.core.quotas import Refusal
 from gateway.services.keyring import Principal
-from gateway.services.quotas import Allowances, Room, Size, duration, rate_headers
+from gateway.services.quota_answers import duration, rate_headers
+from gateway.services.quotas import Allowances, Room, Size
 from gateway.store.rows import QuotaRow, Snapshot
 from shared.errors import InvalidRequestError, QuotaExceededError, RateLimitError
 from shared.settings import LimitSettings
@@ -223,6 +224,26 @@ def test_a_worker_that_counted_names_the_limit_that_was_in_the_way(quotas):
     window = quotas.too_small(ME, held, "window")
     assert isinstance(window, InvalidRequestError)
     assert "this tenant may use 50 tokens per minute" in window.message
+
+
+def test_where_a_tenant_stands(quotas, clock, wall):
+    load(quotas, tenant=Limits(tokens=1_000, daily=500, streams=9), model=Limits(requests=5))
+    quotas.reserve("x", Principal("t2", "other", "k9"), "m", TEN, ROOM, asked=1, choices=1)
+    ask(quotas, "a", asked=20)
+    ask(quotas, "b", asked=20)
+    quotas.leave("a")
+    quotas.settle("a", totals(10, 15))
+    whole, *rest = quotas.standings("t1", "UTC")
+    assert whole == quotas.standing("t1", "UTC")
+    assert (whole.key_id, whole.model, whole.limits.daily, whole.requests) == ("", "", 500, None)
+    assert whole.tokens == Gauge(1_000, 945, 3_300)
+    assert (whole.streams, whole.day_used, whole.day_held, whole.month_used) == (1, 25, 30, 25)
+    assert (whole.day_ends, whole.month_ends) == (
+        instant("2026-03-11 00:00") * 1000,
+        instant("2026-04-01 00:00") * 1000,
+    )
+    assert [(one.key_id, one.model) for one in rest] == [("", "m"), ("k1", ""), ("k1", "m")]
+    assert rest[0].requests == Gauge(5, 3, 24_000)
 
 
 def test_headers_in_both_tongues():
