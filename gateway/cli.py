@@ -7,10 +7,12 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from gateway.cli_admin import admin
+from gateway.cli_audit import audit
 from gateway.cli_certs import certs
 from gateway.cli_common import config_option, json_option, load_settings, print_json, print_table
 from gateway.cli_keys import key
 from gateway.cli_nats import nats
+from gateway.cli_quota import quota
 from gateway.cli_store import tenant
 from gateway.cli_usage import usage
 from shared.errors import EvenflowError, SettingsError
@@ -50,7 +52,7 @@ def main() -> None:
     """Evenflow: one OpenAI-compatible LLM service for many tenants, over a handful of unlike machines."""
 
 
-for _group in (admin, certs, key, nats, tenant, usage):
+for _group in (admin, audit, certs, key, nats, quota, tenant, usage):
     main.add_command(_group)
 
 

@@ -25,19 +25,33 @@ def tenant() -> None:
 @json_option
 @click.argument("name")
 @click.option("--max-streams", type=int, metavar="N", help="Bound on open requests [default: limits.tenant_streams].")
-def tenant_create(config: str | None, as_json: bool, name: str, max_streams: int | None) -> None:
+@click.option("--zone", default="UTC", metavar="ZONE", help="Calendar of its budgets, such as Europe/Berlin.")
+def tenant_create(config: str | None, as_json: bool, name: str, max_streams: int | None, zone: str) -> None:
     """Add a tenant."""
     limits = None if max_streams is None else _streams(max_streams)
-    row = _with_store(config, lambda store: store.tenants.create(name, limits=limits, by=local_actor()))
+    row = _with_store(config, lambda store: store.tenants.create(name, zone=zone, limits=limits, by=local_actor()))
     _print_tenants([row], as_json)
 
 
 @tenant.command("list")
 @config_option
 @json_option
-def tenant_list(config: str | None, as_json: bool) -> None:
+@click.option("--search", default="", metavar="TEXT", help="Only those whose name holds this.")
+def tenant_list(config: str | None, as_json: bool, search: str) -> None:
     """List all tenants."""
-    _print_tenants(_with_store(config, lambda store: store.tenants.all()), as_json)
+    rows = _with_store(config, lambda store: store.tenants.all())
+    _print_tenants([row for row in rows if search in row.name], as_json)
+
+
+@tenant.command("zone")
+@config_option
+@json_option
+@click.argument("name")
+@click.argument("zone")
+def tenant_zone(config: str | None, as_json: bool, name: str, zone: str) -> None:
+    """Give a tenant another calendar: its budgets go by it from their next period on."""
+    row = _with_store(config, lambda store: store.tenants.set_zone(name, zone, by=local_actor()))
+    _print_tenants([row], as_json)
 
 
 @tenant.command("disable")

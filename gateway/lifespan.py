@@ -14,6 +14,7 @@ from gateway.core.fleet import Fleet
 from gateway.core.freshness import Freshness
 from gateway.core.guessing import Guesses
 from gateway.core.networks import canonical, compiled
+from gateway.services.audit_watch import AuditWatch
 from gateway.services.fleet_feed import FleetFeed
 from gateway.services.heartbeat import Heartbeat
 from gateway.services.hints import Hints
@@ -86,6 +87,7 @@ async def opened(settings: Settings) -> AsyncIterator[tuple[House, Store]]:
                 group.create_task(feed.run(), name="fleet feed"),
                 group.create_task(heart.run(), name="heartbeat"),
                 group.create_task(hints.run(), name="hints"),
+                group.create_task(AuditWatch(store.audit).run(), name="audit"),
                 group.create_task(house.last_used.run(store.keys.used), name="last used"),
             ]
             log.info("gateway_open", gateway=settings.gateway.name, epoch=epoch)

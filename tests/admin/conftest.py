@@ -77,12 +77,13 @@ def cheap(monkeypatch):
 
 
 @contextlib.asynccontextmanager
-async def door(tmp_path, clock, **admin) -> AsyncIterator[Desk]:
+async def door(tmp_path, clock, url="", **admin) -> AsyncIterator[Desk]:
     base = Settings()
+    url = url or f"sqlite+aiosqlite:///{tmp_path}/store.db"
     settings = replace(
         base,
         admin=replace(base.admin, **admin),
-        store=StoreSettings(url=f"sqlite+aiosqlite:///{tmp_path}/store.db", pepper_file=str(tmp_path / "pepper")),
+        store=StoreSettings(url=url, pepper_file=str(tmp_path / "pepper")),
     )
     store = await Store.open(settings, now_ms=clock)
     metrics = Metrics("test")
@@ -99,7 +100,7 @@ async def door(tmp_path, clock, **admin) -> AsyncIterator[Desk]:
 
 
 @pytest.fixture
-async def desk(tmp_path, clock, cheap):
-    async with door(tmp_path, clock) as opened:
+async def desk(store_url, tmp_path, clock, cheap):
+    async with door(tmp_path, clock, store_url) as opened:
         await opened.store.admins.create("ada", PASSWORD, by=BY)
         yield opened
