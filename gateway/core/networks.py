@@ -4,6 +4,7 @@ An address is compared as a number: a set of networks is compiled once, and aske
 (`::ffff:192.0.2.1`) is IPv4, wherever it turns up.
 """
 
+import functools
 import ipaddress
 from collections.abc import Iterable, Sequence
 from typing import Final, NamedTuple
@@ -13,6 +14,8 @@ import msgspec
 HOPS: Final = 32
 """Entries of X-Forwarded-For that are looked at, from the right."""
 _LONGEST: Final = 64
+_REMEMBERED: Final = 4096
+"""Addresses whose text was read lately: proxies, and clients that come again."""
 _V4, _V6 = 4, 6
 _BITS = {_V4: 32, _V6: 128}
 _SITE: Final = 64
@@ -81,6 +84,7 @@ def compiled(networks: Iterable[str]) -> Networks:
     return Networks(tuple((version, shift, frozenset(some)) for (version, shift), some in sorted(found.items())))
 
 
+@functools.lru_cache(_REMEMBERED)
 def parsed(text: str) -> Address | None:
     """The address that stands there, with or without a port, in brackets or not; None if there is none."""
     text = text.strip()
