@@ -30,6 +30,9 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     strict: bool = False
 
 
+UNLIMITED = Limits()
+
+
 class Periods(msgspec.Struct, frozen=True):
     """Which day and which month it is, in numbers that never decrease."""
 
@@ -58,12 +61,15 @@ class Account(msgspec.Struct):
     tokens: Bucket | None = None
     days: dict[int, Budget] = {}
     months: dict[int, Budget] = {}
+    bounded: bool = False
+    """It has limits: most accounts only count."""
 
     def limit(self, now_ms: int, limits: Limits) -> None:
         """Apply `limits` from now on; what was used stays used."""
         self.requests = _resized(self.requests, now_ms, limits.requests)
         self.tokens = _resized(self.tokens, now_ms, limits.tokens)
         self.limits = limits
+        self.bounded = limits != UNLIMITED
 
     def windows(self, tokens: int) -> Iterator[tuple[Why, Bucket, int]]:
         """Its rate windows, each with what a request takes of it that takes so many tokens."""
@@ -79,10 +85,21 @@ class Account(msgspec.Struct):
         if self.limits.monthly:
             yield "monthly", self.limits.monthly, self.limits.monthly - _bound(self.months, periods.month)
 
-    def books(self, periods: Periods) -> Iterator[tuple[dict[int, Budget], int]]:
-        """Its budgets, each with the number of its period."""
-        yield self.days, periods.day
-        yield self.months, periods.month
+    def budgets(self, periods: Periods) -> tuple[Budget, Budget]:
+        """The sums of its day and its month."""
+        day, month = self.days.get(periods.day), self.months.get(periods.month)
+        if day is None:
+            day = self.days[periods.day] = Budget()
+        if month is None:
+            month = self.months[periods.month] = Budget()
+        return day, month
+
+    def forget(self) -> None:
+        """Drop the periods that are over and settled."""
+        if len(self.days) > 1:
+            _forget(self.days)
+        if len(self.months) > 1:
+            _forget(self.months)
 
 
 class Gauge(msgspec.Struct, frozen=True):
@@ -121,9 +138,7 @@ def _bound(books: dict[int, Budget], period: int) -> int:
     return 0 if budget is None else budget.used + budget.reserved
 
 
-def forget(books: dict[int, Budget]) -> None:
-    """Drop the periods that are over and settled."""
-    if len(books) > 1:
-        newest = max(books)
-        for period in [old for old, budget in books.items() if old != newest and not budget.reserved]:
-            del books[period]
+def _forget(books: dict[int, Budget]) -> None:
+    newest = max(books)
+    for period in [old for old, budget in books.items() if old != newest and not budget.reserved]:
+        del books[period]

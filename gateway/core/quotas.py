@@ -20,7 +20,7 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
-from gateway.core.accounts import Account, Budget, Limits, Periods, Scope, Why, forget
+from gateway.core.accounts import Account, Budget, Limits, Periods, Scope, Why
 
 
 class Want(msgspec.Struct, frozen=True, kw_only=True):
@@ -63,8 +63,10 @@ class Hold(msgspec.Struct):
     """What one account gave for one reservation; 0 where it had no limit then, of which nothing can go back."""
 
     account: Account
-    request: int
-    rate: int
+    day: Budget
+    month: Budget
+    request: int = 0
+    rate: int = 0
 
 
 class Reservation(msgspec.Struct):
@@ -138,16 +140,17 @@ class Quotas:
         held = Reservation(Want(prompt=0, prompt_most=0, asked=None, room=0, usual=0, choices=0), total, periods, [])
         held.inside = False
         for account in accounts:
-            held.holds.append(Hold(account, request=0, rate=0))
-            for books, period in account.books(periods):
-                books.setdefault(period, Budget()).reserved += total
+            hold = Hold(account, *account.budgets(periods))
+            hold.day.reserved += total
+            hold.month.reserved += total
+            held.holds.append(hold)
         self._held[request] = held
 
     def used(self, account: Account, periods: Periods, tokens: int) -> None:
         """Tokens of an earlier life count in the budgets of `periods`."""
-        for books, period in account.books(periods):
-            books.setdefault(period, Budget()).used += tokens
-            forget(books)
+        for budget in account.budgets(periods):
+            budget.used += tokens
+        account.forget()
 
     def adjust(self, now_ms: int, request: str, prompt: int, *, output: int | None = None, long: bool = False) -> None:
         """Its prompt was counted: `prompt` tokens, and each choice can take at most `output`.
@@ -166,12 +169,12 @@ class Quotas:
         less = held.total - min(held.total, _most(held.want))
         held.total -= less
         for hold in held.holds:
-            if hold.account.tokens is not None and hold.rate:
+            if hold.rate and hold.account.tokens is not None:
                 rate = _rate(hold.account, held.want, held.total)
                 hold.account.tokens.give(now_ms, hold.rate - rate)
                 hold.rate = rate
-            for books, period in hold.account.books(held.periods):
-                books[period].reserved -= less
+            hold.day.reserved -= less
+            hold.month.reserved -= less
 
     def leave(self, request: str) -> None:
         """Its client has its answer, or is gone: its streams are free. Again, or unknown: nothing."""
@@ -198,10 +201,10 @@ class Quotas:
                 account.requests.give(now_ms, hold.request)
             if account.tokens is not None:
                 account.tokens.give(now_ms, hold.rate - charged)
-            for books, period in account.books(held.periods):
-                books[period].reserved -= held.total
-                books[period].used += charged
-                forget(books)
+            for budget in (hold.day, hold.month):
+                budget.reserved -= held.total
+                budget.used += charged
+            account.forget()
         return True
 
 
@@ -226,6 +229,8 @@ def _total(want: Want, periods: Periods, accounts: Sequence[Account]) -> Reserva
     held = Reservation(want, _most(want), periods, [])
     explicit = want.least + (0 if want.asked is None else want.choices * (want.asked - 1))
     for account in accounts:
+        if not account.bounded:
+            continue
         limits = account.limits
         if limits.tokens:
             if explicit > limits.tokens:
@@ -249,6 +254,8 @@ def _refused(now_ms: int, want: Want, total: int, accounts: Sequence[Account]) -
     """Whose limit keeps it out now: of several the one that takes longest, one that no wait helps before all."""
     worst: Refusal | None = None
     for account in accounts:
+        if not account.bounded:
+            continue
         limits = account.limits
         if limits.streams and account.streams + want.choices > limits.streams:
             return Refusal("concurrency", account.scope, limits.streams)
@@ -270,7 +277,7 @@ def _rate(account: Account, want: Want, total: int) -> int:
 
 
 def _hold(now_ms: int, account: Account, held: Reservation) -> Hold:
-    hold = Hold(account, request=0, rate=0)
+    hold = Hold(account, *account.budgets(held.periods))
     account.streams += held.want.choices
     account.long_prompts += held.want.long
     if account.requests is not None:
@@ -279,6 +286,6 @@ def _hold(now_ms: int, account: Account, held: Reservation) -> Hold:
     if account.tokens is not None:
         hold.rate = _rate(account, held.want, held.total)
         account.tokens.take(now_ms, hold.rate)
-    for books, period in account.books(held.periods):
-        books.setdefault(period, Budget()).reserved += held.total
+    hold.day.reserved += held.total
+    hold.month.reserved += held.total
     return hold

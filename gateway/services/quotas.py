@@ -155,7 +155,7 @@ class Allowances:
             prompt_most=_prompt_most(size, room),
             asked=asked,
             room=room.output,
-            usual=self.usual.tokens((principal.tenant_id, model)) if asked is None else 0,
+            usual=self._usual(accounts, principal.tenant_id, model) if asked is None else 0,
             choices=choices,
             context=room.context,
             long=likely >= self._settings.long_prompt_tokens,
@@ -281,6 +281,10 @@ class Allowances:
     def streams(self) -> int:
         """Streams that all tenants hold now."""
         return sum(account.streams for account in self.core.accounts() if account.scope[1:] == ("", ""))
+
+    def _usual(self, accounts: tuple[Account, ...], tenant: str, model: str) -> int:
+        """What an output usually takes; nobody asks where no window is set."""
+        return self.usual.tokens((tenant, model)) if any(account.tokens for account in accounts) else 0
 
     def _likely(self, model: str, size: Size, room: Room) -> int:
         if size.exact is not None:
