@@ -9,9 +9,11 @@ from litestar import Request, Response, get
 from litestar.handlers import HTTPRouteHandler
 
 from gateway.context import House
+from gateway.core.accounts import Gauge
 from gateway.core.daily import Sums
 from gateway.http.stream import AsgiExchange
 from gateway.services.keyring import Principal
+from gateway.services.quotas import Standing
 from gateway.steps.authenticate import identify
 from gateway.store.usage_report import Group, Page
 
@@ -23,12 +25,14 @@ def usage_route(house: House) -> HTTPRouteHandler:
 
     @get("/v1/usage")
     async def own_usage(request: Request[Any, Any, Any]) -> Response[bytes]:
-        """The tenant's own usage: today, this month, and the last 30 days by day and model."""
+        """The tenant's own usage (today, this month, 30 days by day and model), its limits and what is left of them."""
         principal = identify(house, AsgiExchange(request.scope, request.receive, request.send), "usage")
         today = date.fromordinal(house.quotas.periods(principal.tenant_id, principal.zone).day)
         first = min(today.toordinal() - DAYS + 1, today.replace(day=1).toordinal())
         by_day, by_model = await house.own_usage.of(principal.tenant_id, first)
-        body = msgspec.json.encode(shown(principal, today, by_day, by_model))
+        standings = house.quotas.standings(principal.tenant_id, principal.zone)
+        own = [limits(one) for one in standings if one.key_id in {"", principal.key_id}]
+        body = msgspec.json.encode({**shown(principal, today, by_day, by_model), "limits": own})
         return Response(body, media_type="application/json", headers={"cache-control": "no-store"})
 
     return own_usage
@@ -51,6 +55,34 @@ def shown(principal: Principal, today: date, by_day: Page, by_model: Page) -> di
             if day.toordinal() > today.toordinal() - DAYS
         ],
     }
+
+
+def limits(standing: Standing) -> dict[str, Any]:
+    """What an account may use and has left. `limit` is null where there is none; what was used is counted all the same.
+
+    `held` is what running requests may still need; times are milliseconds since 1970.
+    """
+    allowed = standing.limits
+    return {
+        "scope": "key" if standing.key_id else "tenant",
+        "model": standing.model or None,
+        "requests_per_minute": _window(standing.requests),
+        "tokens_per_minute": _window(standing.tokens),
+        "strict": allowed.strict,
+        "streams": {"limit": allowed.streams or None, "used": standing.streams},
+        "long_prompts": {"limit": allowed.long_prompts or None, "used": standing.long_prompts},
+        "daily_tokens": _budget(allowed.daily, standing.day_used, standing.day_held, standing.day_ends),
+        "monthly_tokens": _budget(allowed.monthly, standing.month_used, standing.month_held, standing.month_ends),
+    }
+
+
+def _window(gauge: Gauge | None) -> dict[str, int] | None:
+    return None if gauge is None else {"limit": gauge.limit, "remaining": gauge.left, "reset_ms": gauge.reset_ms}
+
+
+def _budget(limit: int, used: int, held: int, ends: int) -> dict[str, int | None]:
+    left = max(0, limit - used - held) if limit else None
+    return {"limit": limit or None, "used": used, "held": held, "remaining": left, "resets_at": ends}
 
 
 def _models(by_model: Page, day: date) -> list[dict[str, Any]]:
