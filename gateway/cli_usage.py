@@ -214,10 +214,12 @@ def _print_verdict(verdict: "Verdict", *, journal: bool) -> None:
         click.echo(f"{one.kind}: {one.what}: {one.detail}")
     if verdict.different > len(verdict.differences):
         click.echo(f"and {verdict.different - len(verdict.differences)} more")
-    click.echo(f"{verdict.different} differences" if verdict.different else "No differences")
+    plural = "" if verdict.different == 1 else "s"
+    click.echo(f"{verdict.different or 'No'} difference{plural}")
 
 
 async def _with_journal(settings: "Settings", store: "Store") -> "Verdict":
+    import logging  # noqa: PLC0415
     import secrets  # noqa: PLC0415
 
     from gateway.services.usage_reader import UsageReader  # noqa: PLC0415
@@ -225,6 +227,7 @@ async def _with_journal(settings: "Settings", store: "Store") -> "Verdict":
     from shared.bus import Bus  # noqa: PLC0415
     from shared.identity import find_identity  # noqa: PLC0415
 
+    logging.getLogger("asyncio").setLevel(logging.ERROR)  # warns, at the end of every TLS connection, of nothing
     url, identities = _place(settings)
     name = settings.gateway.name
     bus = Bus(name, secrets.token_hex(8))  # an epoch, and with it an inbox, of its own

@@ -61,12 +61,21 @@ class OwnUsage:
         if task is None:  # all who ask meanwhile get the same answer, and whoever leaves takes nothing from the others
             task = self._asking[tenant_id, first] = asyncio.create_task(self._ask(tenant_id, first), name="own usage")
             task.add_done_callback(lambda done: self._done((tenant_id, first), done))
-        return await asyncio.shield(task)
+        await asyncio.wait({task}, timeout=PATIENCE_S)
+        if not task.done():
+            # It ends by itself: a question to a database that hangs cannot be taken back at once.
+            self._down_until = self._clock() + DOWN_S
+            raise _unavailable()
+        return task.result()
 
     async def _ask(self, tenant_id: str, first: int) -> tuple[Page, Page]:
         try:
-            async with asyncio.timeout(PATIENCE_S), self._places:
+            async with asyncio.timeout(PATIENCE_S):
+                await self._places.acquire()
+            try:
                 pages = await self._table.own(tenant_id, first, GROUPS)
+            finally:
+                self._places.release()
         except (StoreError, TimeoutError) as error:
             self._down_until = self._clock() + DOWN_S
             raise _unavailable() from error

@@ -99,9 +99,19 @@ async def test_a_store_that_is_down_is_a_503_and_is_left_alone_for_a_moment(desk
 async def test_a_store_that_says_nothing_is_a_503_too(desk, monkeypatch):
     monkeypatch.setattr(own_usage, "PATIENCE_S", 0.01)
     desk.table.open.clear()
-    with pytest.raises(UnavailableError):
-        await desk.own.of("t1", 1)
-    assert desk.table.at_once == 0
+    for tenant in ("t1", "t2", "t3"):
+        desk.now += DOWN_S
+        with pytest.raises(UnavailableError):
+            await desk.own.of(tenant, 1)
+    async with asyncio.timeout(20):
+        while len(desk.own._asking) > own_usage.AT_ONCE:  # those that did not even get to it have given up
+            await asyncio.sleep(0)
+    desk.table.open.set()
+    async with asyncio.timeout(20):
+        while desk.own._asking:
+            await asyncio.sleep(0)
+    desk.now += DOWN_S
+    assert await desk.own.of("t3", 1) is NOTHING
 
 
 def group(day, charged, model=None, **more):
