@@ -84,6 +84,7 @@ async def test_random_blows_under_load(tmp_path, engine: str) -> None:
                     print(f"  {blow.number:>3} {blow}: answer {hit.answer_s:.2f} s, back {hit.back_s:.2f} s after it")
             await watch.reach("idle", lambda seen: all(idle(seen, wid) for wid in WORKERS), within_s=60)
             booked_s, seen = await booked(stack, load, watch)
+            budget = await standing(stack, watch)
         found = rows(stack)
         print(outcomes(load.asked), table(striker.hits), sep="\n")
         print(f"  booked {booked_s:.1f} s after all was idle: {Counter(one[0]['outcome'] for one in found.values())}")
@@ -92,6 +93,8 @@ async def test_random_blows_under_load(tmp_path, engine: str) -> None:
         )
         print(f"  complaints: {troubles(stack)}")
         wrong = await faults(load.asked, found, striker.outages(), exact=engine == "null")
+        used = sum(row["prompt"] + row["charged"] for kept in found.values() for row in kept)
+        assert (budget["used"], budget["held"]) == (used, 0), "quotas remember something else than the ledger"
         assert not wrong, "\n".join([f"{len(wrong)} faults, seed {drawn}", *wrong[:40]])
         assert not any(seen[name] for name in NEVER), {name: seen[name] for name in NEVER}
         accounted(stack)
@@ -119,6 +122,13 @@ async def booked(stack: Stack, load: Load, watch: Watcher) -> tuple[float, Metri
         if (not any(seen[name] for name in NOTHING) and owed <= rows(stack).keys()) or waited_s > BOOKED_S:
             return waited_s, seen
         await asyncio.sleep(0.1)
+
+
+async def standing(stack: Stack, watch: Watcher) -> dict[str, int]:
+    """The tenant's budget of the month, as the gateway that is there last has it after all restarts."""
+    answer = await watch.http.get(f"{stack.url}/v1/usage", headers=stack.headers)
+    budget: dict[str, int] = answer.json()["limits"][0]["monthly_tokens"]
+    return budget
 
 
 def accounted(stack: Stack) -> None:
