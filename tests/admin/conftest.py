@@ -100,7 +100,13 @@ async def door(tmp_path, clock, url="", **admin) -> AsyncIterator[Desk]:
 
 
 @pytest.fixture
-async def desk(store_url, tmp_path, clock, cheap):
-    async with door(tmp_path, clock, store_url) as opened:
+def desk_url(tmp_path):
+    """`store.url` of `desk`; a module that makes it `store_url` runs on SQLite and on PostgreSQL."""
+    return f"sqlite+aiosqlite:///{tmp_path}/store.db"
+
+
+@pytest.fixture
+async def desk(desk_url, tmp_path, clock, cheap):
+    async with door(tmp_path, clock, desk_url) as opened:
         await opened.store.admins.create("ada", PASSWORD, by=BY)
         yield opened

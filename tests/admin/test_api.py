@@ -1,10 +1,12 @@
 """The operators' API, resource by resource, over a real store."""
 
 import pytest
+from sqlalchemy import update
 
 from gateway.admin.api import HEADERS
 from gateway.core.admin_tokens import SCOPES
 from gateway.core.keys import well_formed
+from gateway.store import schema
 from gateway.store.rows import Actor
 from shared.errors import StoreError
 from shared.wire import Ann, Slots, Version
@@ -12,6 +14,11 @@ from tests.admin.conftest import BY
 
 V1 = "/admin/v1"
 ANY = {"if-match": "*"}
+
+
+@pytest.fixture
+def desk_url(store_url):
+    return store_url
 
 
 @pytest.fixture
@@ -255,7 +262,7 @@ async def test_a_kept_answer_that_was_tampered_with_is_not_believed(desk, ada):
     named = {"idempotency-key": "one"}
     assert (await ada.post(f"{V1}/tenants", json={"name": "acme"}, headers=named)).status_code == 201
     async with desk.store._database.write() as connection:
-        await connection.exec_driver_sql("UPDATE idempotency SET body = ?", (b"x" * 64,))
+        await connection.execute(update(schema.idempotency).values(body=b"x" * 64))
     assert (await ada.post(f"{V1}/tenants", json={"name": "acme"}, headers=named)).status_code == 503
 
 

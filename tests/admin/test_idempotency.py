@@ -13,6 +13,11 @@ NAMED = {"idempotency-key": "7f3c"}
 
 
 @pytest.fixture
+def desk_url(store_url):
+    return store_url
+
+
+@pytest.fixture
 async def ada(desk):
     await desk.store.tenants.create("acme", by=BY)
     async with await desk.login() as client:
@@ -33,7 +38,7 @@ async def test_a_repetition_is_answered_alike_secret_and_all(desk, ada, tmp_path
     assert (first.headers.get("idempotency-replayed"), again.headers["idempotency-replayed"]) == (None, "true")
     assert len(await desk.store.keys.all("acme")) == 1
     secret = first.json()["secret"].encode()
-    assert not any(secret in file.read_bytes() for file in tmp_path.iterdir())
+    assert not any(secret in file.read_bytes() for file in tmp_path.rglob("*") if file.is_file())
 
 
 async def test_without_a_name_each_counts(desk, ada):
