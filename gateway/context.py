@@ -20,6 +20,7 @@ from gateway.services.keyring import Keyring, Principal
 from gateway.services.last_used import LastUsed
 from gateway.services.meters import Meters
 from gateway.services.own_usage import OwnUsage
+from gateway.services.pulse import PulseWatch
 from gateway.services.quotas import Allowances, Room, Size
 from gateway.services.streams import Attempt, Streams
 from gateway.services.turnstile import Turnstile
@@ -100,6 +101,7 @@ class House(msgspec.Struct, frozen=True, eq=False):
     turnstile: Turnstile
     quotas: Allowances
     meters: Meters
+    pulse: PulseWatch
     tracing: Tracing
     usage: UsageWriter
     own_usage: OwnUsage

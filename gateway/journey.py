@@ -28,6 +28,8 @@ async def run(house: House, exchange: Exchange, endpoint: Endpoint, request_id: 
             async with _until(arrival.deadline):
                 passage = await authenticate.authenticate(house, exchange, arrival)
                 exchange.cancel_when_gone()
+                who = passage.principal
+                house.pulse.begun(passage, who.tenant_id, who.tenant_name, arrival.arrived)
                 resolve.resolve(house, passage)
                 with budget.reserved(house, passage):
                     async with _placed(house, passage):

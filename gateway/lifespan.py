@@ -23,6 +23,7 @@ from gateway.services.last_used import LastUsed
 from gateway.services.ledger import Keeper
 from gateway.services.meters import Meters
 from gateway.services.own_usage import OwnUsage
+from gateway.services.pulse import PulseWatch
 from gateway.services.quota_journal import QuotaJournal
 from gateway.services.quotas import Allowances
 from gateway.services.streams import Streams
@@ -86,6 +87,7 @@ async def opened(settings: Settings) -> AsyncIterator[tuple[House, Store]]:
                 group.create_task(house.usage.run(), name="usage"),
                 group.create_task(feed.run(), name="fleet feed"),
                 group.create_task(heart.run(), name="heartbeat"),
+                group.create_task(house.pulse.run(), name="pulse"),
                 group.create_task(hints.run(), name="hints"),
                 group.create_task(AuditWatch(store.audit).run(), name="audit"),
                 group.create_task(house.last_used.run(store.keys.used), name="last used"),
@@ -171,6 +173,7 @@ def _build(
         turnstile=turnstile,
         quotas=quotas,
         meters=meters,
+        pulse=PulseWatch(fleet, turnstile.line, asyncio.get_running_loop().time, time.time),
         tracing=tracing,
         usage=usage,
         own_usage=own,

@@ -150,6 +150,10 @@ class Fleet:
         """Names of all announced models."""
         return {version.model for view in self.workers.values() for version in view.ann.versions}
 
+    def serving(self) -> int:
+        """How many workers are ready."""
+        return sum(not view.gone and view.ann.state == "ready" for view in self.workers.values())
+
     def ready(self, pool: Pool) -> list[Version]:
         """What ready workers announce for `pool`."""
         found = (

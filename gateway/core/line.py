@@ -88,6 +88,10 @@ class Line:
         before = len(self._lines.get(pool, ())) if position is None else position
         return (before + 1) * self._interval.get(pool, _FIRST_GUESS_S)
 
+    def longest_wait(self) -> float:
+        """Seconds that one more ticket would wait where the wait is longest; 0 if nobody waits anywhere."""
+        return max((self.predicted_wait(pool) for pool in self._lines), default=0.0)
+
     def _enter(self, ticket: Ticket) -> None:
         ticket.waiting = True
         self._tenants[ticket.tenant] = self._tenants.get(ticket.tenant, 0) + 1

@@ -19,6 +19,7 @@ def settle(house: House, arrival: Arrival, passage: Passage | None, outcome: str
     What a cancelled attempt used is counted when its worker reports it, see `Streams.ended`, and billed then.
     """
     seconds = asyncio.get_running_loop().time() - arrival.arrived
+    house.pulse.finished(passage, outcome)
     if arrival.trace.recording:
         arrival.trace.describe(_attributes(arrival, passage, outcome))
     if passage is None:  # it never got past its key or its body
