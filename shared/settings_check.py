@@ -38,10 +38,8 @@ def _doors(settings: Settings) -> Iterator[Problem]:
         both = ("gateway.port", "admin.port")
         yield Problem("admin.port", f"{admin.port} is gateway.port too; the two doors need different ports", both)
     for proxy in gateway.proxies:
-        try:
-            ipaddress.ip_network(proxy)
-        except ValueError as error:
-            yield Problem("gateway.trusted_proxies", f"must be networks: {error}", ("gateway.trusted_proxies",))
+        if wrong := _no_network(proxy):
+            yield Problem("gateway.trusted_proxies", f"must be networks: {wrong}", ("gateway.trusted_proxies",))
     if gateway.health_path == gateway.ready_path:
         both = ("gateway.health_path", "gateway.ready_path")
         yield Problem("gateway.ready_path", f"{gateway.ready_path!r} is gateway.health_path too", both)
@@ -51,6 +49,15 @@ def _doors(settings: Settings) -> Iterator[Problem]:
     if not settings.nats.url and settings.nats.port in {gateway.port, admin.port} - {0}:
         ports = ("nats.port", "gateway.port", "admin.port")
         yield Problem("nats.port", f"{settings.nats.port} is the port of one of the doors", ports)
+
+
+def _no_network(text: str) -> str:
+    """Why it is none; empty if it is one."""
+    try:
+        ipaddress.ip_network(text)
+    except ValueError as error:
+        return str(error)
+    return f"{text!r} names an interface" if "%" in text else ""
 
 
 def _tls(settings: Settings) -> Iterator[Problem]:

@@ -12,6 +12,13 @@ RULES = [
     ({"nats.port": 8080}, "nats.port", {"nats.url": "nats://bus:4222"}),
     ({"gateway.ready_path": "/health"}, "gateway.ready_path", {"gateway.health_path": "/alive"}),
     ({"gateway.health_path": "/v1/health"}, "gateway.health_path", {"gateway.health_path": "/v1health"}),
+    (
+        {"gateway.trusted_proxies": "10.0.0.1/8"},
+        "gateway.trusted_proxies",
+        {"gateway.trusted_proxies": "10.0.0.0/8, ::1"},
+    ),
+    ({"gateway.trusted_proxies": "fe80::%1/64"}, "gateway.trusted_proxies", {"gateway.trusted_proxies": "fe80::/64"}),
+    ({"gateway.trusted_proxies": "::1, here"}, "gateway.trusted_proxies", {"gateway.trusted_proxies": ""}),
     ({"tls.certificate": "c"}, "tls.key", {"tls.key": "k"}),
     ({"tls.key": "k"}, "tls.certificate", {"tls.certificate": "c"}),
     ({"tls.client_ca": "a"}, "tls.client_ca", {"tls.certificate": "c", "tls.key": "k"}),
