@@ -269,6 +269,10 @@ class Allowances:
             bound = Refusal("too_large", scope, held.window)
         return self.refused(bound, principal, accounts)
 
+    def headers(self, held: Reservation) -> list[tuple[bytes, bytes]]:
+        """What the client of a request that was let in is told of its windows."""
+        return quota_answers.rate_headers(self.gauges(tuple(hold.account for hold in held.holds)))
+
     def gauges(self, accounts: tuple[Account, ...]) -> tuple[Gauge | None, Gauge | None]:
         """What is left of the windows for requests and tokens."""
         return gauges(self.now_ms, accounts)

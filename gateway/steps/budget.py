@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from gateway.api import Ask
 from gateway.context import House, Passage
 from gateway.services.quotas import Size
-from shared.errors import UnavailableError
+from shared.errors import HttpError, UnavailableError
 
 
 @contextmanager
@@ -33,6 +33,9 @@ def reserved(house: House, passage: Passage) -> Iterator[None]:
     bill.strict = any(hold.account.limits.strict for hold in held.holds)
     try:
         yield
+    except HttpError as error:
+        error.headers = quotas.headers(held)
+        raise
     finally:
         quotas.leave(bill.id)
 

@@ -10,7 +10,6 @@ from gateway.context import Exchange, Headers, House, Passage
 from gateway.encode import Choice, Finish, Stream, error_event, merge, whole
 from gateway.outcome import from_fail
 from gateway.services.inbox import Item
-from gateway.services.quota_answers import rate_headers
 from shared import telemetry
 from shared.errors import HttpError
 from shared.wire import End, Event, Fail, Text, TokenLogprob, Usage
@@ -24,10 +23,8 @@ _STREAM_HEADERS: Headers = [
 
 def answer_headers(house: House, passage: Passage) -> Headers:
     """What every good answer carries."""
-    held = passage.reservation
-    windows = () if held is None else tuple(hold.account for hold in held.holds)
     return [
-        *rate_headers(house.quotas.gauges(windows)),
+        *(house.quotas.headers(passage.reservation) if passage.reservation is not None else ()),
         (b"x-request-id", passage.arrival.request_id.encode()),
         (b"x-evenflow-version", passage.pool[1].encode("latin-1", "replace")),
     ]

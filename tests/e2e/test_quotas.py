@@ -145,6 +145,7 @@ async def test_streams_and_refusals_tell_what_is_left(stack):
             call = await ask(stack, key, max_tokens=too_much)
             error = (await call.body())["error"]
             assert (call.status, error["code"], error["param"]) == (400, "tokens_over_limit", "max_tokens")
+            assert call.headers["x-ratelimit-limit-tokens"] == "400"
         stream = await Call.post(stack, chat("x", model="null", max_tokens=50), key=key)
         await stream.finish()
         assert stream.done
