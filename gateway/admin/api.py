@@ -16,6 +16,7 @@ from gateway.admin.reference import PREFIX
 from gateway.admin.session import session_routes
 from gateway.admin.sessions import Access, provide_identity
 from gateway.admin.tenants import tenant_routes
+from gateway.admin.usage import usage_routes
 from gateway.context import House
 from gateway.store.store import Store
 from shared.errors import InvalidRequestError
@@ -41,6 +42,7 @@ def admin_router(house: House, store: Store, access: Access) -> Router:
             *key_routes(store, once),
             *quota_routes(store),
             *fleet_routes(house),
+            *usage_routes(store),
             *audit_routes(store),
             *people_routes(store, once),
         ],

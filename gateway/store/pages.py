@@ -7,13 +7,13 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final, Generic, TypeVar
 
 import msgspec
-from sqlalchemy import Column, ColumnElement, Select, literal, tuple_
+from sqlalchemy import Column, ColumnElement, Select, literal, select, tuple_
 
 from gateway.store import schema
 from gateway.store.admins import ADMIN, AdminRow
 from gateway.store.database import Database
 from gateway.store.find import KEY, QUOTA, TENANT, key_row, one_tenant, quota_row
-from gateway.store.rows import KeyRow, QuotaRow, TenantRow
+from gateway.store.rows import KeyRow, QuotaRow, TenantRow, UsageRow
 from gateway.store.tokens import TOKEN, TokenRow, token_row
 
 R = TypeVar("R")
@@ -24,6 +24,9 @@ _TENANTS: Final = (schema.tenants.c.name,)
 _KEYS: Final = (schema.keys.c.created_at, schema.keys.c.id)
 _QUOTAS: Final = (schema.quotas.c.key_id, schema.quotas.c.model)
 _ADMINS: Final = (schema.admins.c.name,)
+_REQUESTS: Final = (schema.usage.c.closed_at, schema.usage.c.id)
+USAGE: Final = select(*(schema.usage.c[name] for name in UsageRow.__struct_fields__))
+"""Every request that has its row, as a `UsageRow`."""
 _TOKENS: Final = (schema.admin_tokens.c.created_at, schema.admin_tokens.c.id)
 
 
@@ -63,6 +66,13 @@ class Pages:
         """Admin tokens, oldest first, revoked ones included."""
         return await self._page(TOKEN, _TOKENS, after, most, token_row)
 
+    async def requests(self, tenant: str | None, *, after: Place | None, most: int) -> Page[UsageRow]:
+        """Requests as they closed, newest first: all, or a tenant's. Raises UnknownRecordError."""
+        query = USAGE
+        if tenant is not None:
+            query = query.where(schema.usage.c.tenant_id == await self._id_of(tenant))
+        return await self._page(query, _REQUESTS, after, most, lambda row: UsageRow(*row), newest_first=True)
+
     async def _id_of(self, tenant: str) -> str:
         async with self._database.read() as connection:
             return (await one_tenant(connection, tenant)).id
@@ -74,15 +84,19 @@ class Pages:
         after: Place | None,
         most: int,
         of: Callable[[Any], R],
+        *,
+        newest_first: bool = False,
     ) -> Page[R]:
         if after is not None:
-            query = query.where(_beyond(order, after))
+            query = query.where(_beyond(order, after, newest_first=newest_first))
+        sorting = [column.desc() for column in order] if newest_first else order
         async with self._database.read() as connection:
-            found = (await connection.execute(query.order_by(*order).limit(most + 1))).all()
+            found = (await connection.execute(query.order_by(*sorting).limit(most + 1))).all()
         last = found[most - 1] if len(found) > most else None
         place = None if last is None else tuple(getattr(last, column.name) for column in order)
         return Page(tuple(of(row) for row in found[:most]), place)
 
 
-def _beyond(order: Sequence[Column[Any]], after: Place) -> ColumnElement[bool]:
-    return tuple_(*order) > tuple_(*(literal(value, column.type) for value, column in zip(after, order, strict=True)))
+def _beyond(order: Sequence[Column[Any]], after: Place, *, newest_first: bool) -> ColumnElement[bool]:
+    last = tuple_(*(literal(value, column.type) for value, column in zip(after, order, strict=True)))
+    return tuple_(*order) < last if newest_first else tuple_(*order) > last

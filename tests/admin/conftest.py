@@ -8,6 +8,7 @@ import httpx
 import pytest
 from argon2 import PasswordHasher
 from msgspec.structs import replace
+from sqlalchemy import text
 
 from gateway.app import admin_app
 from gateway.core.fleet import Fleet
@@ -59,9 +60,18 @@ class Desk:
 
     async def entries(self):
         """The audit log, oldest first."""
+        return await self.rows("SELECT * FROM audit ORDER BY sequence")
+
+    async def rows(self, query):
+        """What the tables hold, past the store."""
         async with self.store._database.read() as connection:
-            rows = await connection.exec_driver_sql("SELECT * FROM audit ORDER BY sequence")
-            return list(rows)
+            return list(await connection.execute(text(query)))
+
+    async def run(self, *statements, **values):
+        """Changes that the store would not make; `values` are for their `:names`."""
+        async with self.store._database.write() as connection:
+            for statement in statements:
+                await connection.execute(text(statement), values)
 
 
 @pytest.fixture
