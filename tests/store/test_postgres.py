@@ -189,6 +189,22 @@ async def test_a_server_that_says_nothing_ends_the_wait_and_is_used_again_once_i
         await store.close()
 
 
+@pytest.mark.parametrize("deadline", ["ANSWER_S", "TRANSACTION_S"])
+async def test_of_an_answer_and_of_a_transaction_each_deadline_holds_alone(
+    short, settings, postgres, monkeypatch, deadline
+):
+    other = {"ANSWER_S": "TRANSACTION_S", "TRANSACTION_S": "ANSWER_S"}[deadline]
+    monkeypatch.setattr(engines, other, 3600.0)
+    store = await Store.open(settings)
+    with postgres.frozen():
+        async with asyncio.timeout(SOON_S):
+            with pytest.raises(StoreError, match="no answer in time"):
+                await store.revision()
+    async with asyncio.timeout(SOON_S):
+        assert await store.revision() == 0
+        await store.close()
+
+
 async def test_a_transaction_that_was_open_when_the_server_froze_ends_too(short, settings, postgres):
     store = await Store.open(settings)
     async with asyncio.timeout(SOON_S):
