@@ -16,7 +16,7 @@ from gateway.store.rows import Changes, CredentialRow, Moment, QuotaRow, Snapsho
 
 AT_ONCE: Final = 2000
 """Rows fetched before other tasks of the loop get a turn."""
-MOST_ENTRIES: Final = 200
+MOST_ENTRIES: Final = 2000
 """Of the audit log; whoever is further behind reads everything."""
 REVISION: Final = select(schema.revision.c.number)
 
