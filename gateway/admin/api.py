@@ -12,6 +12,7 @@ from gateway.admin.idempotency import Once
 from gateway.admin.keys import key_routes
 from gateway.admin.limits import quota_routes
 from gateway.admin.people import people_routes
+from gateway.admin.problems import HEADERS
 from gateway.admin.reference import PREFIX
 from gateway.admin.session import session_routes
 from gateway.admin.sessions import Access, provide_identity
@@ -22,13 +23,6 @@ from gateway.store.store import Store
 from shared.errors import InvalidRequestError
 
 MOST_BODY_BYTES = 64 * 1024
-HEADERS = {
-    "cache-control": "no-store",
-    "x-content-type-options": "nosniff",
-    "x-frame-options": "DENY",
-    "referrer-policy": "no-referrer",
-    "content-security-policy": "default-src 'none'; frame-ancestors 'none'",
-}
 
 
 def admin_router(house: House, store: Store, access: Access) -> Router:

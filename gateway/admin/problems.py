@@ -29,6 +29,14 @@ from shared.errors import (
 )
 
 MEDIA_TYPE: Final = "application/problem+json"
+HEADERS: Final = {
+    "cache-control": "no-store",
+    "x-content-type-options": "nosniff",
+    "x-frame-options": "DENY",
+    "referrer-policy": "no-referrer",
+    "content-security-policy": "default-src 'none'; frame-ancestors 'none'",
+}
+"""Of every answer: what browsers must not do with it."""
 RETRY_STORE_S: Final = 2
 _LONGEST_PATH: Final = 200
 _TITLES: Final = {
@@ -101,7 +109,7 @@ def refuse(request: Request[Any, Any, Any], error: Exception) -> Response[Proble
     problem = Problem(
         f"urn:evenflow:problem:{code}", _TITLES.get(status, "Refused"), status, detail, code, rid, _faults(error)
     )
-    headers = {"x-request-id": rid, "cache-control": "no-store"} | _headers(status, error)
+    headers = HEADERS | {"x-request-id": rid} | _headers(status, error)
     return Response(problem, status_code=status, headers=headers, media_type=MEDIA_TYPE)
 
 

@@ -36,7 +36,8 @@ _PAGE: Final = b"""<!doctype html>
 <body>
 <noscript>The description itself is at <a href="/admin/v1/openapi.json">/admin/v1/openapi.json</a>.</noscript>
 <script id="api-reference" data-url="/admin/v1/openapi.json" data-configuration='{"withDefaultFonts": false,
-"telemetry": false, "hideClientButton": true, "agent": {"disabled": true}, "mcp": {"disabled": true}}'></script>
+"telemetry": false, "hideClientButton": true, "showDeveloperTools": "never",
+"agent": {"disabled": true}, "mcp": {"disabled": true}}'></script>
 <script src="/admin/static/scalar.js"></script>
 </body>
 </html>
@@ -50,6 +51,7 @@ def describe(router: Router) -> bytes:
         version=importlib.metadata.version("evenflow"),
         description="Tenants, keys, quotas, usage, fleet, and who changed what. Times are milliseconds since 1970; "
         "errors are `application/problem+json` (RFC 9457).",
+        use_handler_docstrings=True,
         components=Components(
             security_schemes={
                 "session": SecurityScheme(

@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator, Sequence
 from datetime import date
 from typing import Annotated, Final
 
-from litestar import Response, get
+from litestar import get
 from litestar.handlers import HTTPRouteHandler
 from litestar.openapi.datastructures import ResponseSpec
 from litestar.params import QueryParameter
@@ -86,7 +86,7 @@ def usage_routes(store: Store) -> list[HTTPRouteHandler]:
         tenant: OfTenant = None,
         key: OfKey = None,
         model: OfModel = None,
-    ) -> Response[bytes]:
+    ) -> Stream:
         """The same, whole, as CSV that is safe to open in a spreadsheet."""
         asked = await question(by, first, last, tenant, key, model)
         page = await store.usage.report(asked, most=_AT_ONCE)  # what is wrong with the store shows before the 200

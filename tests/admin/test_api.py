@@ -3,7 +3,7 @@
 import pytest
 from sqlalchemy import update
 
-from gateway.admin.api import HEADERS
+from gateway.admin.problems import HEADERS
 from gateway.core.admin_tokens import SCOPES
 from gateway.core.keys import well_formed
 from gateway.store import schema
@@ -206,7 +206,7 @@ async def test_a_faulty_field_is_named(ada):
 
 
 async def test_every_answer_tells_browsers_what_not_to_do(ada):
-    for path in ("/tenants", "/session"):
+    for path in ("/tenants", "/session", "/nothing", "/tenants/nobody"):
         answer = await ada.get(V1 + path)
         assert {name: answer.headers[name] for name in HEADERS} == HEADERS
 
