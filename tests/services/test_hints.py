@@ -161,3 +161,17 @@ async def test_after_a_reconnect_the_store_is_read_before_anybody_is_let_in(pair
     clock.now += 1
     one.freshness.read(clock.now, 5)
     assert one.freshness.fault(clock.now) is None
+
+
+async def test_when_the_gateway_itself_stood_still_the_bus_was_not_silent(pair, hub, clock):
+    one, _ = pair
+    task = asyncio.create_task(one.hints.run())
+    await asyncio.sleep(0)
+    clock.now += 10
+    assert one.freshness.cut_off(clock.now)
+    one.hints.changed(6)  # the task has a turn
+    async with asyncio.timeout(20):
+        while not hub.sent:
+            await asyncio.sleep(0)
+    task.cancel()
+    assert not one.freshness.cut_off(clock.now)
