@@ -57,7 +57,12 @@ class MadeKey(msgspec.Struct, frozen=True):
 
 
 def key_routes(store: Store, once: Once) -> list[HTTPRouteHandler]:
-    """Six routes."""
+    """Seven routes."""
+
+    @get("/keys", opt=needs("keys"), responses=documented(*READ), tags=["keys"])
+    async def list_all_keys(limit: Limit = 50, after: After = None) -> Listing[KeyRow]:
+        """Everybody's keys, oldest first, revoked ones included."""
+        return listing(await store.pages.keys(None, after=place(after, int, str), most=limit))
 
     @get("/tenants/{tenant:str}/keys", opt=needs("keys"), responses=documented(*READ, 404), tags=["keys"])
     async def list_keys(tenant: Owner, limit: Limit = 50, after: After = None) -> Listing[KeyRow]:
@@ -116,7 +121,7 @@ def key_routes(store: Store, once: Once) -> list[HTTPRouteHandler]:
         row = await store.keys.revoke(key, by=identity.actor, version=expected(if_match))
         return Response(row, headers=etag(row.version))
 
-    return [list_keys, create_key, get_key, change_key, rotate_key, revoke_key]
+    return [list_all_keys, list_keys, create_key, get_key, change_key, rotate_key, revoke_key]
 
 
 def _made(row: KeyRow, secret: str) -> Made[MadeKey]:

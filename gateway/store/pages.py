@@ -48,10 +48,10 @@ class Pages:
         query = TENANT.where(schema.tenants.c.name.contains(search, autoescape=True)) if search else TENANT
         return await self._page(query, _TENANTS, after, most, lambda row: TenantRow(*row))
 
-    async def keys(self, tenant: str, *, after: Place | None, most: int) -> Page[KeyRow]:
-        """A tenant's keys, oldest first. Raises UnknownRecordError if there is no such tenant."""
-        mine = schema.keys.c.tenant_id == await self._id_of(tenant)
-        return await self._page(KEY.where(mine), _KEYS, after, most, key_row)
+    async def keys(self, tenant: str | None, *, after: Place | None, most: int) -> Page[KeyRow]:
+        """All keys, or a tenant's, oldest first. Raises UnknownRecordError if there is no such tenant."""
+        query = KEY if tenant is None else KEY.where(schema.keys.c.tenant_id == await self._id_of(tenant))
+        return await self._page(query, _KEYS, after, most, key_row)
 
     async def quotas(self, tenant: str, *, after: Place | None, most: int) -> Page[QuotaRow]:
         """A tenant's limits: its own, of models for it, of its keys. Raises UnknownRecordError."""

@@ -87,6 +87,7 @@ async def test_the_life_of_a_key(desk, ada):
     assert gone.json()["revoked_at"] == desk.clock.now
     listed = await walk(ada, f"{V1}/tenants/acme/keys", limit=1)
     assert {row["id"] for row in listed} == {key["id"], turned.json()["key"]["id"]}
+    assert await walk(ada, f"{V1}/keys", limit=1) == listed
     assert secret not in (await ada.get(f"{V1}/tenants/acme/keys")).text
 
 
