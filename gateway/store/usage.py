@@ -216,7 +216,7 @@ async def _advance(connection: AsyncConnection, progress: Progress, after: Progr
 
 
 async def _add_up(connection: AsyncConnection, rows: Sequence[UsageRow]) -> None:
-    """Count these rows in their days."""
+    """Count these rows in their days. One at a time does, as each has moved the progress first."""
     sums = daily.folded((place_of(row), row) for row in rows)
     if not sums:
         return
@@ -224,8 +224,7 @@ async def _add_up(connection: AsyncConnection, rows: Sequence[UsageRow]) -> None
     more = {name: _plus(schema.usage_days.c[name], counted.excluded[name]) for name in daily.SUMS}
     await connection.execute(
         counted.on_conflict_do_update(index_elements=_PLACE, set_=more),
-        # In one order for everybody: two that write at once must not wait for each other.
-        [place._asdict() | msgspec.structs.asdict(sums[place]) for place in sorted(sums)],
+        [place._asdict() | msgspec.structs.asdict(added) for place, added in sums.items()],
     )
 
 
