@@ -116,6 +116,13 @@ def desk_url(tmp_path):
 
 
 @pytest.fixture
+async def both(store_url, tmp_path, clock, cheap):
+    """A door for a single test that runs on SQLite and on PostgreSQL."""
+    async with door(tmp_path, clock, store_url) as opened:
+        yield opened
+
+
+@pytest.fixture
 async def desk(desk_url, tmp_path, clock, cheap):
     async with door(tmp_path, clock, desk_url) as opened:
         await opened.store.admins.create("ada", PASSWORD, by=BY)

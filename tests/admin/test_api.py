@@ -235,6 +235,21 @@ async def test_a_token_does_what_its_scopes_say_and_nothing_else(desk):
                 assert (await token.get(V1 + path)).json()["code"] == "scope"
 
 
+def test_every_route_says_what_it_needs_and_only_the_login_needs_nobody(desk):
+    """One that says nothing fails whoever asks; this is where it is noticed."""
+    known = {*SCOPES, "people", "anyone", "nobody"} - {"read"}
+    open_to_all = {f"{V1}/openapi.json", f"{V1}/docs"}
+    for route in desk.app.routes:
+        if not route.path.startswith(V1) or route.path in open_to_all:
+            continue
+        for handler in route.route_handlers:
+            if "OPTIONS" in handler.http_methods:
+                continue
+            assert handler.opt.get("needs") in known, route.path
+            login = (route.path, set(handler.http_methods)) == (f"{V1}/session", {"POST"})
+            assert (handler.opt["needs"] == "nobody") is login, route.path
+
+
 async def test_without_a_store_there_is_an_honest_503(desk, ada, monkeypatch):
     def broken(_self):
         raise OSError("disk I/O error at a path of ours")

@@ -17,8 +17,30 @@ async def test_a_login_and_its_end(desk):
         answer = await ada.get(SESSION)
         assert (answer.status_code, answer.json()["name"], answer.json()["kind"]) == (200, "ada", "admin")
         assert answer.json()["csrf"] == ada.headers["x-csrf-token"]
-        assert (await ada.delete(SESSION)).status_code == 204
+        gone = await ada.delete(SESSION)
+        assert gone.status_code == 204
+        assert "Max-Age=0" in gone.headers["set-cookie"]
         assert (await ada.get(SESSION)).status_code == 401
+
+
+@pytest.mark.parametrize("name", ["a\0b", "", "ADA", "x" * 63, "\u2028"])
+async def test_names_that_nobody_can_have_are_wrong_like_any_other(both, name):
+    async with both.client() as client:
+        answer = await client.post(SESSION, json={"name": name, "password": PASSWORD})
+    assert (answer.status_code, answer.json()["code"]) == (401, "unauthenticated")
+
+
+async def test_who_is_shut_out_while_the_password_is_checked_does_not_get_in(desk, monkeypatch):
+    stale = await desk.store.admins.one("ada")
+    await desk.store.admins.set_disabled("ada", disabled=True, by=BY)
+    await desk.store.admins.set_disabled("ada", disabled=False, by=BY)
+
+    async def verified(_name, _password):
+        return stale
+
+    monkeypatch.setattr(desk.store.admins, "verify", verified)
+    async with desk.client() as client:
+        assert (await client.post(SESSION, json={"name": "ada", "password": PASSWORD})).status_code == 401
 
 
 async def test_the_cookie_is_out_of_reach_and_its_secret_is_not_kept(desk, tmp_path):
