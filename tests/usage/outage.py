@@ -1,7 +1,8 @@
 """Makes an SQLite database unusable for everybody else, for as long as it runs: `python outage.py FILE FIRST COUNT`.
 
 It holds locks that SQLite itself takes in the shared memory of a database in WAL mode (bytes 120 to 127 of `FILE-shm`:
-writer, checkpoint, recovery, readers), as a process would that hangs in the middle of a transaction.
+writer, checkpoint, recovery, readers), as a process would that hangs in the middle of a transaction. Like every
+connection, it shares a lock of the file, or whoever closes the last other one would remove the shared memory.
 """
 
 import contextlib
@@ -11,6 +12,7 @@ import sys
 import time
 from pathlib import Path
 
+SHARED_FIRST, SHARED_SIZE = 0x40000002, 510
 WRITING = (120, 1)
 """Nobody can write; who tries is told so after the busy timeout."""
 ALL = (120, 8)
@@ -19,7 +21,8 @@ ALL = (120, 8)
 
 def hold(file, first, count):
     """Take the locks, say so, and keep them until standard input ends."""
-    with Path(f"{file}-shm").open("r+b") as shared:
+    with Path(file).open("rb") as itself, Path(f"{file}-shm").open("r+b") as shared:
+        fcntl.lockf(itself, fcntl.LOCK_SH, SHARED_SIZE, SHARED_FIRST)
         while True:
             try:
                 fcntl.lockf(shared, fcntl.LOCK_EX | fcntl.LOCK_NB, count, first)
