@@ -67,6 +67,7 @@ DESCRIPTIONS = {
     "evenflow.ledger.position": "the last record that it read",
     "evenflow.ledger.open": "requests that are open in what it read",
     "evenflow.ledger.rows": "requests written to the store",
+    "evenflow.ledger.pruned": "rows deleted as too old to be kept",
     "evenflow.ledger.reconciled": "requests closed for gateways that died",
     "evenflow.ledger.lost": "records that the stream dropped before they were read",
     "evenflow.telemetry.dropped": "spans lost: queue_full, not_taken; only with a receiver",

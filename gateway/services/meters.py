@@ -172,6 +172,7 @@ class Meters:
         gauge("evenflow.ledger.position", lambda: keeper.position)
         gauge("evenflow.ledger.open", lambda: keeper.ledger.open)
         count("evenflow.ledger.rows", lambda: keeper.written)
+        count("evenflow.ledger.pruned", lambda: keeper.pruned)
         count("evenflow.ledger.reconciled", lambda: keeper.reconciled)
         count("evenflow.ledger.lost", lambda: keeper.gaps)
 
