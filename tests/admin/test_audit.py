@@ -205,6 +205,26 @@ async def test_a_log_longer_than_one_reading_is_checked_whole(desk, monkeypatch)
     assert (await desk.store.audit.verify()).broken.sequence == count
 
 
+@pytest.mark.parametrize("at_once", [1, 2, 1000])
+async def test_two_histories_of_one_store_do_not_join(desk, monkeypatch, at_once):
+    """One of a restored backup, say: each entry is truly sealed, whether or not one reading ends between them."""
+    monkeypatch.setattr("gateway.store.audit._AT_ONCE", at_once)
+    await prepare(desk)
+    while len(kept := await desk.entries()) % 2:
+        await desk.store.tenants.create(f"even{len(kept)}", by=BY)
+    first = kept[-1]
+    await tamper(desk, f"DELETE FROM audit WHERE sequence = {first.sequence}")
+    for name in ("another", "history"):
+        await desk.store.tenants.create(name, by=BY)
+    assert (await desk.store.audit.verify()).broken is None
+    values = dict(first._mapping)
+    names = ", ".join(f":{name}" for name in values)
+    gone = f"DELETE FROM audit WHERE sequence = {first.sequence}"
+    await tamper(desk, gone, f"INSERT INTO audit VALUES ({names})", **values)
+    broken = (await desk.store.audit.verify()).broken
+    assert (broken.sequence, "does not follow" in broken.why) == (first.sequence + 1, True)
+
+
 async def test_an_empty_log_holds(desk):
     await tamper(desk, "DELETE FROM audit")
     verdict = await desk.store.audit.verify()
