@@ -8,6 +8,8 @@ import structlog
 from litestar import Litestar, Request, Response, Router
 from litestar.exceptions import HTTPException, MethodNotAllowedException
 from litestar.exceptions import NotFoundException as LitestarNotFound
+from litestar.plugins.jinja import JinjaTemplateEngine
+from litestar.template.config import TemplateConfig
 from litestar.types import ControllerRouterHandler
 
 from gateway.admin.api import admin_router
@@ -15,6 +17,8 @@ from gateway.admin.problems import refuse
 from gateway.admin.reference import reference_routes
 from gateway.admin.sessions import Access
 from gateway.context import House
+from gateway.dashboard.pages import TEMPLATES
+from gateway.dashboard.routes import dashboard_routes
 from gateway.http import problems
 from gateway.http.health import health_routes, metrics_route
 from gateway.http.openai import openai_routes
@@ -38,19 +42,24 @@ def tenant_app(house: House) -> Litestar:
 
 
 def admin_app(house: House, store: Store) -> Litestar:
-    """The operators' API; metrics and probes, which need no login."""
+    """The operators' API and pages; metrics and probes, which need no login."""
     access = Access(store, house.settings.admin, time.monotonic)
     probes = [metrics_route(house), *health_routes(house, "/health", "/ready")]
 
     def api() -> Router:
         return admin_router(house, store, access)
 
-    return _app([api(), *reference_routes(api), *probes], refuse)
+    return _app([api(), *reference_routes(api), *probes, dashboard_routes(house, store, access)], refuse, TEMPLATES)
 
 
-def _app(routes: Sequence[ControllerRouterHandler], refusing: Refusing | None = None) -> Litestar:
+def _app(
+    routes: Sequence[ControllerRouterHandler],
+    refusing: Refusing | None = None,
+    templates: TemplateConfig[JinjaTemplateEngine] | None = None,
+) -> Litestar:
     return Litestar(
         route_handlers=routes,
+        template_config=templates,
         exception_handlers={Exception: refusing or _refuse},
         openapi_config=None,
         logging_config=None,

@@ -1,0 +1,123 @@
+// What a page does when there are scripts: live figures, a copy button, and the focus where it belongs.
+"use strict";
+
+(() => {
+  const QUIET_MS = 3500; // figures come every second
+  let stream = null;
+  let heard = 0;
+  let clock = null;
+
+  const main = () => document.getElementById("main");
+
+  function say(state, mark, text) {
+    const line = document.getElementById("live-state");
+    if (!line || line.dataset.state === text) return;
+    line.dataset.state = text;
+    line.className = `live ${state}`;
+    line.querySelector(".mark").textContent = mark;
+    line.querySelector(".text").textContent = text;
+  }
+
+  // ------------------------------------------------------------------------------------------------ live figures
+
+  function take(update) {
+    heard = Date.now();
+    say("on", "\u25cf", "Live");
+    charts.add(update.at, update.values);
+    for (const [id, html] of Object.entries(update.pieces)) {
+      const place = document.getElementById(id);
+      // Never under somebody's hands: what has the focus, or is pointed at, is put right by the next update.
+      if (!place || (place.contains(document.activeElement) && id !== "troubles") || charts.pointed(place)) continue;
+      if (place.innerHTML !== html) place.innerHTML = html;
+    }
+  }
+
+  function watch() {
+    const { live, history } = main().dataset;
+    if (!live || stream || document.hidden) return;
+    heard = Date.now();
+    stream = new EventSource(live);
+    stream.onmessage = (event) => take(JSON.parse(event.data));
+    stream.onerror = () => {
+      if (stream && stream.readyState === EventSource.CLOSED) {
+        leave();
+        setTimeout(watch, 2000);
+      }
+    };
+    clock ??= setInterval(look, 500);
+    if (history) catchUp(history);
+  }
+
+  async function catchUp(address) {
+    try {
+      const answer = await fetch(address, { headers: { accept: "application/json" } });
+      if (answer.ok && main().dataset.history === address) charts.begin(await answer.json());
+    } catch {
+      look(); // the stream says what is wrong, and the lines that the server drew stay
+    }
+  }
+
+  function look() {
+    if (main().dataset.live && !document.hidden && Date.now() - heard > QUIET_MS) {
+      say("stale", "\u25a0", `Stale since ${new Date(heard).toTimeString().slice(0, 8)}; trying again`);
+    }
+  }
+
+  function leave() {
+    stream?.close();
+    stream = null;
+  }
+
+  document.addEventListener("visibilitychange", () => {
+    if (!document.hidden) return watch();
+    leave();
+    say("", "\u25cb", "Paused while hidden");
+  });
+  addEventListener("pagehide", leave);
+  addEventListener("pageshow", (event) => event.persisted && watch());
+
+  // ------------------------------------------------------------------------------------------------------- pages
+
+  function room() {
+    for (const link of document.querySelectorAll(".rail nav a")) {
+      const here = link.pathname;
+      const current = location.pathname === here || (here !== "/" && location.pathname.startsWith(here));
+      current ? link.setAttribute("aria-current", "page") : link.removeAttribute("aria-current");
+    }
+  }
+
+  document.addEventListener("htmx:beforeSwap", (event) => {
+    if (event.detail.target !== main()) return;
+    leave();
+    charts.clear();
+  });
+  document.addEventListener("htmx:afterSettle", () => {
+    room();
+    watch();
+    (main().querySelector("[autofocus]") || main()).focus({ preventScroll: true });
+  });
+  document.addEventListener("htmx:sendError", () => {
+    const told = document.createElement("p");
+    told.className = "problem";
+    told.setAttribute("role", "alert");
+    told.textContent = "The gateway did not answer; nothing is known to have changed. Try again in a moment.";
+    main().querySelector(".problem")?.remove();
+    main().prepend(told);
+  });
+
+  document.addEventListener("click", async (event) => {
+    const button = event.target.closest("[data-copy]");
+    if (!button) return;
+    const secret = document.getElementById(button.dataset.copy);
+    const told = document.getElementById("copied");
+    try {
+      await navigator.clipboard.writeText(secret.textContent);
+      told.textContent = "Copied";
+    } catch {
+      getSelection().selectAllChildren(secret);
+      told.textContent = "Selected: copy it with your keyboard";
+    }
+  });
+
+  watch();
+})();
