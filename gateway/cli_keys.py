@@ -35,7 +35,7 @@ scope_option = click.option(
     "scopes",
     type=click.Choice(SCOPES),
     multiple=True,
-    help="What it is for; may be repeated [default: all].",
+    help="What it is for; may be repeated.",
 )
 model_option = click.option(
     "--model", "models", metavar="NAME", multiple=True, help="May use this one, or llama-*; may be repeated."
