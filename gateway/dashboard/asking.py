@@ -22,8 +22,8 @@ _LONGEST: Final = 1024
 class Question(msgspec.Struct, frozen=True, kw_only=True):
     """What is asked before a change: its `effects` in sentences, and in `changes` what is now and what will be.
 
-    `fields` are sent again with the answer, and the version with them. Where something is lost for good, its name has to
-    be `typed`.
+    `fields` are sent again with the answer, and the version with them. Where something is lost for good, its name has
+    to be `typed`.
     """
 
     title: str

@@ -30,6 +30,8 @@ class Place(msgspec.Struct, frozen=True):
     limits: Limits
     version: int
     now: Standing | None
+    standard: int = 0
+    """Streams that the settings give where nothing else is said; 0 is no bound."""
 
     @property
     def whose(self) -> str:
@@ -84,7 +86,8 @@ async def _place(house: House, store: Store, request: Asked, tenant: str) -> Pla
     quota = rows.get((holder_id, model))
     standings = house.quotas.standings(row.id, row.zone)
     now = next((one for one in standings if (one.key_id, one.model) == (holder_id, model)), None)
-    return Place(row, holder, model, quota.limits if quota else UNLIMITED, quota.version if quota else 0, now)
+    standard = 0 if holder or model else house.settings.limits.tenant_streams
+    return Place(row, holder, model, quota.limits if quota else UNLIMITED, quota.version if quota else 0, now, standard)
 
 
 def _form(
@@ -103,9 +106,7 @@ def _form(
 
 
 def _question(found: Place, limits: Limits, form: FormMultiDict, *, clear: bool) -> Question:
-    changes = [
-        (label, _written(getattr(found.limits, name)), _written(getattr(limits, name))) for name, label in FIELDS
-    ]
+    changes = [(label, _written(found, name, found.limits), _written(found, name, limits)) for name, label in FIELDS]
     changes.append(("Strict", _yes(found.limits.strict), _yes(limits.strict)))
     changed = tuple(change for change in changes if change[1] != change[2])
     none = () if changed or clear else ("These are the limits that it has already.",)
@@ -134,8 +135,11 @@ def _texts(limits: Limits) -> dict[str, str]:
     return {name: str(getattr(limits, name) or "") for name, _ in FIELDS} | {"strict": "yes" if limits.strict else ""}
 
 
-def _written(limit: int) -> str:
-    return f"{limit:,}" if limit else "no limit"
+def _written(found: Place, name: str, limits: Limits) -> str:
+    limit = getattr(limits, name)
+    if limit:
+        return f"{limit:,}"
+    return f"{found.standard}, by the settings" if name == "streams" and found.standard else "no limit"
 
 
 def _yes(value: bool) -> str:

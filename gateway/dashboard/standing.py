@@ -128,7 +128,7 @@ def _of_window(gauge: Gauge | None) -> Use:
 FIELDS = (
     ("requests", "Requests a minute"),
     ("tokens", "Tokens a minute"),
-    ("streams", "Requests at once"),
+    ("streams", "Streams at once"),
     ("long_prompts", "Long prompts at once"),
     ("daily", "Tokens a day"),
     ("monthly", "Tokens a month"),

@@ -60,7 +60,7 @@ const charts = (() => {
       font: "12px system-ui, sans-serif",
     };
     const clock = (u, splits) => splits.map((at) => new Date(at * 1000).toTimeString().slice(0, 5));
-    return [{ ...common, values: clock, space: 80 }, { ...common, size: 48, space: 32 }];
+    return [{ ...common, values: clock, space: 80, size: 28 }, { ...common, size: 48, space: 32 }];
   }
 
   // What the cursor points at is written where the note of a figure is, or after the title of a chart.

@@ -26,10 +26,32 @@
     charts.add(update.at, update.values);
     for (const [id, html] of Object.entries(update.pieces)) {
       const place = document.getElementById(id);
-      // Never under somebody's hands: what has the focus, or is pointed at, is put right by the next update.
-      if (!place || (place.contains(document.activeElement) && id !== "troubles") || charts.pointed(place)) continue;
-      if (place.innerHTML !== html) place.innerHTML = html;
+      if (!place || charts.pointed(place)) continue;
+      const fresh = place.cloneNode(false);
+      fresh.innerHTML = html;
+      if (held(place) && links(place) !== links(fresh)) continue; // no link moves under somebody's hands
+      settle(place, fresh);
     }
+  }
+
+  const held = (place) => place.matches(":hover") || place.contains(document.activeElement);
+  const links = (place) => [...place.querySelectorAll("a")].map((link) => link.href).join("\n");
+
+  // Make an element like a fresh one, leaving alone what is the same: focus and selection stay where they are.
+  function settle(old, fresh) {
+    if (old.nodeName !== fresh.nodeName) return old.replaceWith(fresh);
+    if (old.nodeType === Node.TEXT_NODE) {
+      if (old.data !== fresh.data) old.data = fresh.data;
+      return;
+    }
+    if (old.nodeType !== Node.ELEMENT_NODE) return;
+    for (const { name, value } of [...fresh.attributes]) {
+      if (old.getAttribute(name) !== value) old.setAttribute(name, value);
+    }
+    for (const { name } of [...old.attributes]) if (!fresh.hasAttribute(name)) old.removeAttribute(name);
+    const there = [...old.childNodes], wanted = [...fresh.childNodes];
+    wanted.forEach((child, i) => (there[i] ? settle(there[i], child) : old.append(child)));
+    for (const child of there.slice(wanted.length)) child.remove();
   }
 
   function watch() {
@@ -86,6 +108,14 @@
     }
   }
 
+  // The place that the address names: browsers do not look for it in what was put in later.
+  function meant() {
+    const place = location.hash && document.getElementById(location.hash.slice(1));
+    if (!place) return;
+    place.classList.add("meant");
+    place.scrollIntoView({ block: "center" });
+  }
+
   document.addEventListener("htmx:beforeSwap", (event) => {
     if (event.detail.target !== main()) return;
     leave();
@@ -95,6 +125,7 @@
     room();
     watch();
     (main().querySelector("[autofocus]") || main()).focus({ preventScroll: true });
+    meant();
   });
   document.addEventListener("htmx:sendError", () => {
     const told = document.createElement("p");
@@ -119,5 +150,6 @@
     }
   });
 
+  meant();
   watch();
 })();
