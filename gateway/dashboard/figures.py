@@ -47,7 +47,7 @@ def figures(pulse: Pulse) -> list[Figure]:
         _figure(pulse, ("tokens",), "Tokens per second", (_speed(speed), "tokens/s", "mean of 5 s")),
         _figure(pulse, ("in_flight",), "Requests in flight", (_number(now.in_flight), "requests", "at this gateway")),
         _figure(pulse, ("queued",), "Queue", (_number(now.queued), "requests", waiting)),
-        _figure(pulse, ("ttft_p50", "ttft_p95"), "Time to first token", (p50, "p50 of 1 min", f"p95 {p95}")),
+        _figure(pulse, ("ttft_p50", "ttft_p95"), "Time to first token", (p50, "p50", f"p95 {p95}, in 1 min")),
         _figure(
             pulse, ("failed", "limited"), "Errors", (_number(failed), "in 15 min", f"{_number(limited)} held to limits")
         ),

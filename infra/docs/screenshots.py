@@ -1,6 +1,8 @@
-"""The pictures in docs/screenshots/: the dashboard of a real service under a made-up load. `python -m infra.docs.screenshots`
+"""The pictures in docs/screenshots/: the dashboard of a real service under a made-up load.
 
-Needs Chromium. It takes as long as the lines in the pictures are: a quarter of an hour, or `--minutes`.
+    python -m infra.docs.screenshots [--minutes 15]
+
+Needs Chromium. It takes as long as the lines in the pictures are.
 """
 
 import argparse
