@@ -28,6 +28,7 @@
     ├── StartError                   the machine is not as a start needs it: port taken, disk full, already running
     ├── ProtocolError                a peer broke the wire protocol
     ├── BusError                     NATS cannot be reached or refused us
+    │   └── NoStreamError            a stream is not there (yet)
     ├── ModelError                   a model file is missing, altered or cannot be used
     └── EngineError                  an engine failed to load or died
 
@@ -261,6 +262,10 @@ class ProtocolError(EvenflowError):
 
 class BusError(EvenflowError):
     """NATS cannot be reached, or refused what was asked."""
+
+
+class NoStreamError(BusError):
+    """JetStream has no such stream: it was not made yet, or has not been recovered yet."""
 
 
 class ModelError(EvenflowError):

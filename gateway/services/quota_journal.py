@@ -7,7 +7,7 @@ each as old as the server says.
 """
 
 import asyncio
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from datetime import UTC, date, datetime
 from typing import Protocol
 
@@ -18,13 +18,15 @@ from gateway.core.ledger import Closed, Ledger
 from gateway.services.quotas import Allowances
 from gateway.services.usage_reader import Stored, UsageReader
 from gateway.store.rows import DaySum, Progress
-from shared.errors import BusError, StoreError
+from shared.errors import BusError, NoStreamError, StoreError
 from shared.wire import Close, Open
 
 log = structlog.get_logger("quotas")
 
 WINDOW_S = 60.0
 AGAIN_S = 0.5
+NEVER_MADE = 6
+"""So many looks in a row, half a second apart, that find no stream where none was ever read."""
 _FIRST_DAY = 40
 """Days back that a month can begin, and a day in a zone far west, with room to spare."""
 
@@ -44,33 +46,61 @@ class Sums(Protocol):
 class QuotaJournal:
     """Restores an `Allowances` once, then keeps what an earlier life left open until it closes."""
 
-    def __init__(self, quotas: Allowances, table: Sums, reader: UsageReader, wall_clock: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        quotas: Allowances,
+        table: Sums,
+        reader: UsageReader,
+        wall_clock: Callable[[], float],
+        *,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    ) -> None:
         self.records = 0
         """Records that were folded at the start."""
         self._quotas = quotas
         self._table = table
         self._reader = reader
         self._wall_clock = wall_clock
+        self._sleep = sleep
 
     async def run(self) -> None:
-        """Restore, however long store and bus keep it waiting."""
-        troubled = False
+        """Restore, however long store and bus keep it waiting.
+
+        A stream that was never made keeps nobody waiting for long: it has no records.
+        """
+        troubled, missing = False, 0
         while not self._quotas.restored:
             try:
-                await self.restore()
+                await self.restore(made=missing < NEVER_MADE)
+            except NoStreamError:
+                # A server that has just started says the same of a stream that it has still to recover.
+                missing += 1
+                await self._sleep(AGAIN_S)
             except (StoreError, BusError) as error:
                 if not troubled:
                     log.warning("quotas_wait", error=str(error))
                 troubled = True
-                await asyncio.sleep(AGAIN_S)
+                await self._sleep(AGAIN_S)
         log.info("quotas_restored", records=self.records)
 
-    async def restore(self) -> None:
-        """Read everything, then apply it in one go: what failed half way has changed nothing. Raises as they do."""
+    async def restore(self, *, made: bool = True) -> None:
+        """Read everything, then apply it in one go: what failed half way has changed nothing.
+
+        Not `made`: the stream has been missing, and if the ledger never read a record of it, it never had one.
+
+        Raises:
+            StoreError: The ledger cannot be read.
+            BusError: Nor can the stream; NoStreamError if it is missing.
+        """
         now = self._wall_clock()
         progress = await self._table.progress()
-        recent = await self._reader.since(datetime.fromtimestamp(now - WINDOW_S, UTC), 1)
-        stored = await self._read(min(progress.floor, recent[0].sequence if recent else progress.floor))
+        try:
+            recent = await self._reader.since(datetime.fromtimestamp(now - WINDOW_S, UTC), 1)
+            stored = await self._read(min(progress.floor, recent[0].sequence if recent else progress.floor))
+        except NoStreamError:
+            if made or progress.applied:
+                raise
+            stored = []
         ledger = Ledger()
         closed = [end for one in stored if one.entry is not None and (end := ledger.apply(one.entry)) is not None]
         opened = dict(ledger.opens())

@@ -13,7 +13,7 @@ import structlog
 from gateway.core.ledger import Entry, Role
 from shared import subjects, wire
 from shared.bus import NO_RESPONDERS, Bus, Delivery
-from shared.errors import BusError
+from shared.errors import BusError, NoStreamError
 
 log = structlog.get_logger("usage")
 
@@ -85,8 +85,10 @@ class UsageReader:
             if self._follows(headers):
                 self._answer.set_result(None)
         elif delivery.status:
-            what = "there is no such stream" if delivery.status == NO_RESPONDERS else f"status {delivery.status}"
-            self._answer.set_exception(BusError(f"cannot read usage records: {what}"))
+            missing = delivery.status == NO_RESPONDERS
+            what = "there is no such stream" if missing else f"status {delivery.status}"
+            error = NoStreamError if missing else BusError
+            self._answer.set_exception(error(f"cannot read usage records: {what}"))
         elif int(headers["Nats-Sequence"]) > self._last and self._follows(headers):
             self._got.append(self._stored(delivery, headers))
             self._last = self._got[-1].sequence

@@ -201,7 +201,9 @@ class Burst:
             self.rounds += 1
             calls = [await Call.post(stack, chat("x", model="null", **more), key=self.key) for _ in range(40)]
             for call in calls:
-                if await call.head() == 200:
+                if await call.head() != 200:
+                    await call.body()  # and close it
+                else:
                     await call.finish()
                     self.admitted += 1
                     self.first_minute += (TOKENS + 21) * (loop.time() - began < 60)

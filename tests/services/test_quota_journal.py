@@ -1,5 +1,6 @@
 """A gateway that starts knows what was used before it: the journal folded equals what an earlier life knew."""
 
+import asyncio
 from datetime import UTC, datetime
 
 import pytest
@@ -8,11 +9,11 @@ from hypothesis import strategies as st
 
 from gateway.core.accounts import Limits
 from gateway.services.keyring import Principal
-from gateway.services.quota_journal import QuotaJournal, periods
+from gateway.services.quota_journal import NEVER_MADE, QuotaJournal, periods
 from gateway.services.quotas import Allowances, Room, Size
 from gateway.services.usage_reader import Stored
 from gateway.store.rows import DaySum, Progress, QuotaRow, Snapshot
-from shared.errors import BusError
+from shared.errors import BusError, NoStreamError
 from shared.settings import LimitSettings
 from tests.usage.records import closed, opened, stream
 
@@ -34,12 +35,12 @@ class Table:
     """What the ledger had summed up to some place in the stream."""
 
     def __init__(self, floor=1, sums=(), known=()):
-        self.floor = floor
+        self.floor, self.applied = floor, 0
         self.answer = (tuple(sums), set(known))
         self.since = None
 
     async def progress(self):
-        return Progress(floor=self.floor)
+        return Progress(applied=self.applied, floor=self.floor)
 
     async def summed(self, since_day, ids):
         self.since = since_day
@@ -151,6 +152,30 @@ async def test_a_start_that_fails_half_way_has_changed_nothing():
     assert books(quotas) == {}
     await journal.restore()
     assert books(quotas)[("t1", "", ""), "day", DAY] == (20, 0)
+
+
+async def test_a_stream_that_was_never_made_keeps_nobody_waiting_one_that_is_missing_does():
+    naps = []
+
+    async def sleep(seconds):
+        naps.append(seconds)
+        if len(naps) > 40:
+            raise asyncio.CancelledError
+
+    class Missing(Reader):
+        async def since(self, instant, most=3):
+            raise NoStreamError("not there")
+
+    quotas = fresh()
+    await QuotaJournal(quotas, Table(), Missing([]), Clock(NOW), sleep=sleep).run()
+    assert quotas.restored
+    assert len(naps) == NEVER_MADE, "a server that has just started has still to recover its streams"
+    naps.clear()
+    quotas, table = fresh(), Table(floor=8)
+    table.applied = 7
+    with pytest.raises(asyncio.CancelledError):
+        await QuotaJournal(quotas, table, Missing([]), Clock(NOW), sleep=sleep).run()
+    assert not quotas.restored, "records were read of it: they must be somewhere"
 
 
 @given(
