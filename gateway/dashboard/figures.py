@@ -36,23 +36,27 @@ class Figure(msgspec.Struct, frozen=True):
     words: str
 
 
-def figures(pulse: Pulse) -> list[Figure]:
-    """Those of a gateway, in the order in which they are shown."""
+def figures(pulse: Pulse, *, drawn: bool = True) -> list[Figure]:
+    """Those of a gateway, in the order in which they are shown; without lines and words unless they are to be `drawn`.
+
+    Every second somebody looks at them, in the loop that serves requests.
+    """
     now, tracks, end = pulse.figures, pulse.tracks, pulse.second
-    failed, limited = (int(sum(tracks[name].recent(end, SECONDS))) for name in ("failed", "limited"))
+    failed, limited = (round(tracks[name].total) for name in ("failed", "limited"))
     speed = per_second(tracks["tokens"], end)
     p50, p95 = _seconds(now.ttft_p50), _seconds(now.ttft_p95)
     waiting = f"predicted wait {_seconds(now.wait_s)}" if now.queued else "nobody waits"
-    return [
-        _figure(pulse, ("tokens",), "Tokens per second", (_speed(speed), "tokens/s", "mean of 5 s")),
-        _figure(pulse, ("in_flight",), "Requests in flight", (_number(now.in_flight), "requests", "at this gateway")),
-        _figure(pulse, ("queued",), "Queue", (_number(now.queued), "requests", waiting)),
-        _figure(pulse, ("ttft_p50", "ttft_p95"), "Time to first token", (p50, "p50", f"p95 {p95}, in 1 min")),
-        _figure(
-            pulse, ("failed", "limited"), "Errors", (_number(failed), "in 15 min", f"{_number(limited)} held to limits")
-        ),
-        _figure(pulse, ("workers",), "Workers", (_number(now.workers), "ready", "seen from here")),
-    ]
+    said = (
+        (("tokens",), "Tokens per second", (_speed(speed), "tokens/s", "mean of 5 s")),
+        (("in_flight",), "Requests in flight", (_number(now.in_flight), "requests", "at this gateway")),
+        (("queued",), "Queue", (_number(now.queued), "requests", waiting)),
+        (("ttft_p50", "ttft_p95"), "Time to first token", (p50, "p50", f"p95 {p95}, in 1 min")),
+        (("failed", "limited"), "Errors", (_number(failed), "in 15 min", f"{_number(limited)} held to limits")),
+        (("workers",), "Workers", (_number(now.workers), "ready", "seen from here")),
+    )
+    if drawn:
+        return [_figure(pulse, *one) for one in said]
+    return [Figure(names[0], label, value, unit, note, (), "") for names, label, (value, unit, note) in said]
 
 
 def _speed(value: float) -> str:
@@ -87,6 +91,30 @@ def pieces(values: Sequence[float | None], top: float) -> tuple[str, ...]:
         found[-1].append(f"{place},{y:.1f}")
     # One point alone would not be seen.
     return tuple(" ".join(points if len(points) > 1 else points * 2) for points in found if points)
+
+
+class Chart(msgspec.Struct, frozen=True):
+    """A series drawn large: pieces as those of a `Line`, the value at its top, and how high the limit is, in points."""
+
+    pieces: tuple[str, ...]
+    top: str
+    limit: float | None
+
+
+def chart(watch: PulseWatch, track: Track, limit: int) -> Chart:
+    """A tenant's series; a limit of 0 is none."""
+    values = thinned(track.series(watch.pulse.second), _STEP_S)
+    top = max([float(limit), *(value for value in values if value is not None)])
+    at = HEIGHT - 1 - (HEIGHT - 2) * limit / top if limit else None
+    return Chart(pieces(values, top), str(_number(top)), at)
+
+
+def tenant_tracks(watch: PulseWatch, tenant: str) -> dict[str, Track]:
+    """A tenant's series; nothing in them where it was not active lately."""
+    tracks = watch.pulse.tenants.get(tenant)
+    if tracks is None:
+        return {"tokens": Track(), "in_flight": Track(), "limited": Track()}
+    return {"tokens": tracks.tokens, "in_flight": tracks.in_flight, "limited": tracks.limited}
 
 
 class Minute(msgspec.Struct, frozen=True):

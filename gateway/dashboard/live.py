@@ -15,7 +15,7 @@ from litestar.response import Stream
 from gateway.context import House
 from gateway.core.pulse import Track
 from gateway.dashboard.asking import said
-from gateway.dashboard.figures import history, latest
+from gateway.dashboard.figures import history, latest, tenant_tracks
 from gateway.dashboard.overview import overview_pieces
 from gateway.dashboard.pages import Asked
 from gateway.dashboard.tenants import TenantsRoom
@@ -80,7 +80,7 @@ class Live:
                 return await self._tenants.list_pieces(request), dict
             case "tenant":
                 pieces, tenant = await self._tenants.tenant_pieces(said(request, "tenant"))
-                return pieces, lambda: tenant_tracks(self._house, tenant)
+                return pieces, lambda: tenant_tracks(self._house.pulse, tenant)
         raise InvalidRequestError("room is overview, tenants or tenant.", param="room")
 
     def _shared_overview(self) -> dict[str, str]:
@@ -109,14 +109,6 @@ class Live:
     def _over(self) -> bool:
         """The process is about to end."""
         return self._house.draining.is_set() and not self._house.meters.in_flight
-
-
-def tenant_tracks(house: House, tenant: str) -> dict[str, Track]:
-    """A tenant's series; nothing where it was not active lately."""
-    tracks = house.pulse.pulse.tenants.get(tenant)
-    if tracks is None:
-        return {"tokens": Track(), "in_flight": Track(), "limited": Track()}
-    return {"tokens": tracks.tokens, "in_flight": tracks.in_flight, "limited": tracks.limited}
 
 
 def event(update: Update) -> bytes:

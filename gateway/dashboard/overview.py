@@ -38,7 +38,7 @@ def overview_routes(house: House, store: Store) -> list[HTTPRouteHandler]:
 
 def overview_pieces(house: House) -> dict[str, str]:
     """Those parts of it that change."""
-    context = _context(house)
+    context = _context(house, drawn=False)
     texts = {f"{figure.id}-value": figure.value for figure in context["figures"]}
     texts |= {f"{figure.id}-note": figure.note for figure in context["figures"]}
     return texts | {
@@ -47,11 +47,11 @@ def overview_pieces(house: House) -> dict[str, str]:
     }
 
 
-def _context(house: House) -> dict[str, Any]:
+def _context(house: House, *, drawn: bool = True) -> dict[str, Any]:
     pulse = house.pulse.pulse
     found = shares(pulse)
     return {
-        "figures": figures(pulse),
+        "figures": figures(pulse, drawn=drawn),
         "width": WIDTH,
         "height": HEIGHT,
         "troubles": troubles(house, asyncio.get_running_loop().time()),

@@ -15,8 +15,9 @@ from gateway.core.accounts import Limits
 from gateway.core.keys import SCOPES
 from gateway.dashboard.asking import Question, ask, confirmed, done, just_made, said, version_of, with_query
 from gateway.dashboard.door import field, form_of
+from gateway.dashboard.figures import chart, minutes, tenant_tracks
 from gateway.dashboard.pages import Asked, fragment, page, who
-from gateway.dashboard.standing import account_lines, tenant_lines
+from gateway.dashboard.standing import TenantLine, account_lines, tenant_lines
 from gateway.store.pages import Page
 from gateway.store.rows import TenantRow
 from gateway.store.store import Store
@@ -90,10 +91,19 @@ class TenantsRoom:
 
     async def list_pieces(self, request: Asked) -> Callable[[], dict[str, str]]:
         """The rows of the table that is shown under the same query."""
-        rows = (await self._rows(request)).rows
-        return lambda: {
-            "tenant-rows": fragment("_tenant_rows.html", 0, lines=tenant_lines(self._house, rows), search="")
-        }
+        rows, search = (await self._rows(request)).rows, said(request, "search", 63)
+        if not rows:
+            return lambda: {"tenant-rows": fragment("_tenant_rows.html", 0, lines=[], search=search)}
+        made: dict[str, tuple[TenantLine, str]] = {}
+
+        def pieces() -> dict[str, str]:
+            """Only rows that differ are made anew: this runs every second, in the loop that serves requests."""
+            for line in tenant_lines(self._house, rows):
+                if line.name not in made or made[line.name][0] != line:
+                    made[line.name] = line, fragment("_tenant_rows.html", 0, lines=[line])
+            return {"tenant-rows": "".join(html for _, html in made.values())}
+
+        return pieces
 
     async def tenant_pieces(self, tenant: str) -> tuple[Callable[[], dict[str, str]], str]:
         """What changes on a tenant's page, and its id."""
@@ -164,9 +174,17 @@ class TenantsRoom:
             requests=(await store.pages.requests(row.id, after=None, most=_REQUESTS)).rows,
             names=accounts["names"],
             entry=await just_made(request, store),
+            **self._charts(row, standings[0].limits.streams if standings else 0),
             why=why,
             entered=entered or {},
         )
+
+    def _charts(self, row: TenantRow, streams: int) -> dict[str, Any]:
+        """The series of the last 15 minutes, as lines and minute by minute."""
+        watch = self._house.pulse
+        tracks = tenant_tracks(watch, row.id)
+        drawn = {"tokens": chart(watch, tracks["tokens"], 0), "in_flight": chart(watch, tracks["in_flight"], streams)}
+        return {"drawn": drawn, "minutes": minutes(watch, tracks, ("tokens", "in_flight", "limited"))}
 
     async def _accounts(self, row: TenantRow) -> dict[str, Any]:
         keys = await self._store.pages.keys(row.id, after=None, most=_KEYS)

@@ -106,7 +106,11 @@ def _requests(pulse: Pulse) -> Iterator[Trouble]:
             "More workers shorten the queue; limits on the tenants that use most keep it fair.",
             "/tenants",
         )
-    turned = {tracks.name: int(sum(tracks.limited.recent(pulse.second, _MINUTE))) for tracks in pulse.tenants.values()}
+    turned = {
+        tracks.name: int(sum(tracks.limited.recent(pulse.second, _MINUTE)))
+        for tracks in pulse.tenants.values()
+        if tracks.limited.total
+    }
     most = sorted((name for name, count in turned.items() if count >= _MANY_REFUSED), key=lambda name: -turned[name])
     for name in most[:_NAMES_SHOWN]:
         yield Trouble(

@@ -118,6 +118,11 @@ const charts = (() => {
   }
 
   function begin(history) {
+    told = history;
+    if (drawn.length && drawn.every((place) => place.box.isConnected)) {
+      for (const place of drawn) place.plot.setData(data(place));
+      return;
+    }
     clear();
     told = history;
     drawn = [...document.querySelectorAll("[data-chart]")].map(draw);

@@ -59,20 +59,21 @@
     if (!live || stream || document.hidden) return;
     heard = Date.now();
     stream = new EventSource(live);
+    stream.onopen = () => catchUp(history); // again after each minute: nothing is missing in between
     stream.onmessage = (event) => take(JSON.parse(event.data));
     stream.onerror = () => {
-      if (stream && stream.readyState === EventSource.CLOSED) {
-        leave();
-        setTimeout(watch, 2000);
-      }
+      if (stream?.readyState !== EventSource.CLOSED) return;
+      leave(); // it was refused: by a gateway that is going, or because the session is over
+      catchUp(history);
+      setTimeout(watch, 2000);
     };
     clock ??= setInterval(look, 500);
-    if (history) catchUp(history);
   }
 
   async function catchUp(address) {
     try {
       const answer = await fetch(address, { headers: { accept: "application/json" } });
+      if (answer.status === 401) return location.reload(); // leads to the login, and back here
       if (answer.ok && main().dataset.history === address) charts.begin(await answer.json());
     } catch {
       look(); // the stream says what is wrong, and the lines that the server drew stay
