@@ -226,7 +226,7 @@ class _Up:
         trust = {"certificate": settings.tls.certificate, "authority": self._authority}
         terminal.line(recipes(url, key_file, model or "MODEL", **trust))
         login = f", as admin with the password in {self._options.state / 'admin.password'}" if knows_admin else ""
-        terminal.line(f"operators: {door.admin_url(settings)}/admin/v1{login}")
+        terminal.line(f"dashboard on {door.admin_url(settings)}{login}")
         terminal.line("serving until Ctrl-C")
 
     async def _answer(self, asking: "Awaitable[door.Measured]", terminal: Terminal) -> None:
