@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import re
 import shutil
 import signal
 import socket
@@ -125,7 +126,11 @@ def test_an_empty_directory_becomes_a_served_answer_and_a_signal_a_clean_end(up,
     assert "(9 prompt + 2 completion tokens, first after" in said
     assert "... waiting for: worker; w1 loading 25 % (" in said
     assert "$(cat .evenflow/demo.key)" in said
-    assert "/admin/v1, as admin with the password in .evenflow/admin.password\n" in said
+    assert re.search(
+        r"^dashboard on http://127\.0\.0\.1:\d+, as admin with the password in \.evenflow/admin\.password$",
+        said,
+        re.MULTILINE,
+    )
     assert "secret" not in said
     assert mode(state) == 0o700
     assert json.loads((state / "log" / "gateway.log").read_text()) == {"event": "gateway", "nats": "nats://127.0.0.1"}
