@@ -14,9 +14,10 @@ from litestar.types import ControllerRouterHandler
 
 from gateway.admin.api import admin_router
 from gateway.admin.problems import refuse
-from gateway.admin.reference import reference_routes
+from gateway.admin.reference import PREFIX, reference_routes
 from gateway.admin.sessions import Access
 from gateway.context import House
+from gateway.dashboard.door import refused
 from gateway.dashboard.pages import TEMPLATES
 from gateway.dashboard.routes import dashboard_routes
 from gateway.http import problems
@@ -49,7 +50,8 @@ def admin_app(house: House, store: Store) -> Litestar:
     def api() -> Router:
         return admin_router(house, store, access)
 
-    return _app([api(), *reference_routes(api), *probes, dashboard_routes(house, store, access)], refuse, TEMPLATES)
+    pages = dashboard_routes(house, store, access)
+    return _app([api(), *reference_routes(api), *probes, pages], _refuse_operator, TEMPLATES)
 
 
 def _app(
@@ -65,6 +67,12 @@ def _app(
         logging_config=None,
         debug=False,
     )
+
+
+def _refuse_operator(request: Request[Any, Any, Any], error: Exception) -> Response[Any]:
+    """What no route was found for: people get a page, programs a problem."""
+    people = "text/html" in request.headers.get("accept", "") and not request.url.path.startswith(PREFIX)
+    return (refused if people else refuse)(request, error)
 
 
 def _refuse(request: Request[Any, Any, Any], error: Exception) -> Response[bytes]:

@@ -98,6 +98,17 @@ async def test_a_forged_change_is_refused(desk, ada, acme):
     assert (await ada.client.post("/tenants", data=good, headers=own)).status_code == 303
 
 
+async def test_addresses_without_a_page_are_told_to_people_in_words_and_to_programs_as_problems(desk, ada):
+    for method, path, status in (("GET", "/nowhere", 404), ("GET", "/tenants/acme/state", 405)):
+        answer = await ada.client.request(method, path, headers={"accept": "text/html,*/*"})
+        assert (answer.status_code, "<h1>" in answer.text) == (status, True)
+        assert "default-src 'none'" in answer.headers["content-security-policy"]
+        answer = await ada.client.request(method, path)
+        assert (answer.status_code, answer.headers["content-type"]) == (status, "application/problem+json")
+    answer = await ada.client.get("/admin/v1/nowhere", headers={"accept": "text/html"})
+    assert answer.headers["content-type"] == "application/problem+json"
+
+
 async def test_logging_out_ends_it(desk, ada):
     page = await ada.see("/")
     await ada.send("/logout", 303, csrf=page.csrf)

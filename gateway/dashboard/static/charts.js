@@ -87,7 +87,8 @@ const charts = (() => {
       names: box.dataset.series.trim().split(/\s+/),
       unit: box.dataset.unit || "",
       limit: Number(box.dataset.limit || 0),
-      note: figure.querySelector(".note") || figure.querySelector("figcaption"),
+      // The note within the box belongs to the lines of the server, and goes with them.
+      note: [...figure.querySelectorAll(".note")].find((one) => !box.contains(one)) || figure.querySelector("figcaption"),
       said: null,
     };
     const options = {
