@@ -128,10 +128,13 @@ class PulseWatch:
         tally = self._tallies.get(running.tenant)
         if tally is None:
             tally = self._tallies[running.tenant] = Tally(running.name)
-        received = sum(attempt.received for attempt in going.attempts)
-        tally.tokens += received - running.counted
-        self._tokens += received - running.counted
-        running.counted = received
+        attempts = going.attempts
+        received = attempts[0].received if len(attempts) == 1 else sum(attempt.received for attempt in attempts)
+        new = received - running.counted
+        if new:
+            tally.tokens += new
+            self._tokens += new
+            running.counted = received
         if not running.begun and going.first_token_at is not None:
             running.begun = True
             self.pulse.first_token(now, going.first_token_at - running.arrived)
