@@ -1,11 +1,14 @@
 """Live figures: what is sent, how often, to how many, and when a stream ends."""
 
 import asyncio
+from types import SimpleNamespace
 
 import msgspec
 import pytest
 
+from gateway.core.accounts import Limits
 from gateway.dashboard import live as lives
+from gateway.dashboard import tenants
 from gateway.dashboard.live import Live
 from gateway.dashboard.tenants import TenantsRoom
 from tests.dashboard.conftest import BY, Request
@@ -15,6 +18,10 @@ def decoded(event):
     assert event.startswith(b"data: ")
     assert event.endswith(b"\n\n")
     return msgspec.json.decode(event[6:])
+
+
+def asked(**query):
+    return SimpleNamespace(query_params=query)
 
 
 @pytest.fixture
@@ -94,3 +101,38 @@ async def test_the_series_of_the_gateway_and_of_a_tenant(desk, ada):
         assert told["series"]["tokens"][-2:] == [None, 5]
     assert (await ada.client.get("/live/history?room=cellar")).status_code == 400
     assert (await ada.client.get("/live/history?room=tenant&tenant=nobody")).status_code == 404
+
+
+async def test_of_the_tenants_only_rows_that_differ_are_made_anew(desk, ada, monkeypatch):
+    made = []
+    original = tenants.fragment
+    monkeypatch.setattr(tenants, "fragment", lambda *args, **more: made.append(args) or original(*args, **more))
+    rows = [await desk.store.tenants.create(name, by=BY) for name in ("acme", "globex", "initech")]
+    room = TenantsRoom(desk.house, desk.store)
+    pieces = await room.list_pieces(asked())
+    first = pieces()["tenant-rows"]
+    assert (len(made), first.count("<tr>")) == (3, 3)
+    assert pieces()["tenant-rows"] == first
+    assert len(made) == 3, "nothing has changed"
+    desk.house.quotas.accounts(rows[1].id, "", "")[0].streams = 2
+    assert pieces()["tenant-rows"] != first
+    assert len(made) == 4
+    nobody = (await room.list_pieces(asked(search="nobody")))()
+    assert "nobody" in nobody["tenant-rows"]
+
+
+async def test_what_changes_on_a_tenants_page(desk):
+    row = await desk.store.tenants.create("acme", limits=Limits(streams=2), by=BY)
+    await desk.refresh()
+    pieces, tenant = await TenantsRoom(desk.house, desk.store).tenant_pieces("acme")
+    assert tenant == row.id
+    assert "0 <span" in pieces()["accounts"]
+    desk.house.quotas.accounts(row.id, "", "")[0].streams = 2
+    assert "nothing left" in pieces()["accounts"]
+
+
+async def test_a_session_that_is_over_watches_nothing(desk, ada):
+    assert (await ada.client.get("/live/history?room=overview")).status_code == 200
+    await desk.store.admins.set_disabled("ada", disabled=True, by=BY)
+    for path in ("/live?room=overview", "/live/history?room=overview"):
+        assert (await ada.client.get(path)).status_code == 401
