@@ -107,9 +107,9 @@ async def lossy(directory: Path, *, timing: Timing | None = None, **worker: obje
         await open_.enter_async_context(_serving(stack, store, settings))
 
         async def ready() -> bool:
-            return bool(house.fleet.ready(("null", "1")))
+            return house.quotas.restored and bool(house.fleet.ready(("null", "1")))
 
-        await eventually(ready, "the worker is ready")
+        await eventually(ready, "the worker is ready, and the gateway")
         yield stack
 
 
