@@ -146,9 +146,8 @@ def cheap(monkeypatch):
 
 
 @contextlib.asynccontextmanager
-async def door(tmp_path, clock) -> AsyncIterator[Desk]:
+async def door(tmp_path, clock, url) -> AsyncIterator[Desk]:
     base = Settings()
-    url = f"sqlite+aiosqlite:///{tmp_path}/store.db"
     settings = replace(base, store=StoreSettings(url=url, pepper_file=str(tmp_path / "pepper")))
     store = await Store.open(settings, now_ms=clock)
     metrics, fleet = Metrics("test"), Fleet()
@@ -175,8 +174,8 @@ async def door(tmp_path, clock) -> AsyncIterator[Desk]:
 
 
 @pytest.fixture
-async def desk(tmp_path, clock, cheap):
-    async with door(tmp_path, clock) as opened:
+async def desk(store_url, tmp_path, clock, cheap):
+    async with door(tmp_path, clock, store_url) as opened:
         await opened.store.admins.create("ada", PASSWORD, by=BY)
         yield opened
 
