@@ -22,6 +22,11 @@ def lines(tmp_path: Path) -> Iterator[Path]:
     """A log of its own; structlog and logging as they were, afterwards."""
     root = logging.getLogger()
     handlers, level, before = root.handlers[:], root.level, structlog.get_config()
+    # Libraries that other tests use may have silenced this one for the whole process.
+    theirs = logging.getLogger("asyncio")
+    was = theirs.level, theirs.disabled, theirs.propagate, root.manager.disable
+    theirs.setLevel(logging.NOTSET)
+    theirs.disabled, theirs.propagate, root.manager.disable = False, True, 0
     configure_logs("svc", "info", str(tmp_path))
     yield tmp_path / "svc.log"
     for handler in root.handlers:
@@ -30,6 +35,8 @@ def lines(tmp_path: Path) -> Iterator[Path]:
     root.handlers[:] = handlers
     root.setLevel(level)
     structlog.configure(**before)
+    theirs.setLevel(was[0])
+    _, theirs.disabled, theirs.propagate, root.manager.disable = was
 
 
 def fail(secret: str) -> None:
