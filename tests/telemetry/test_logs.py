@@ -27,6 +27,7 @@ def lines(tmp_path: Path) -> Iterator[Path]:
     was = theirs.level, theirs.disabled, theirs.propagate, root.manager.disable
     theirs.setLevel(logging.NOTSET)
     theirs.disabled, theirs.propagate, root.manager.disable = False, True, 0
+    filters, theirs.filters = theirs.filters, []
     configure_logs("svc", "info", str(tmp_path))
     yield tmp_path / "svc.log"
     for handler in root.handlers:
@@ -36,6 +37,7 @@ def lines(tmp_path: Path) -> Iterator[Path]:
     root.setLevel(level)
     structlog.configure(**before)
     theirs.setLevel(was[0])
+    theirs.filters = filters
     _, theirs.disabled, theirs.propagate, root.manager.disable = was
 
 
