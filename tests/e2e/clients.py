@@ -54,8 +54,12 @@ class Call:
         sock.settimeout(0)
         if receive_buffer:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
-        await asyncio.get_running_loop().sock_connect(sock, ("127.0.0.1", stack.port))
-        reader, writer = await asyncio.open_connection(sock=sock, limit=1 << 16)
+        try:
+            await asyncio.get_running_loop().sock_connect(sock, ("127.0.0.1", stack.port))
+            reader, writer = await asyncio.open_connection(sock=sock, limit=1 << 16)
+        except BaseException:  # cancelled, too: nobody else knows of this socket
+            sock.close()
+            raise
         return cls(reader, writer)
 
     @classmethod
