@@ -219,7 +219,6 @@ def _print_verdict(verdict: "Verdict", *, journal: bool) -> None:
 
 
 async def _with_journal(settings: "Settings", store: "Store") -> "Verdict":
-    import logging  # noqa: PLC0415
     import secrets  # noqa: PLC0415
 
     from gateway.services.usage_reader import UsageReader  # noqa: PLC0415
@@ -227,7 +226,6 @@ async def _with_journal(settings: "Settings", store: "Store") -> "Verdict":
     from shared.bus import Bus  # noqa: PLC0415
     from shared.identity import find_identity  # noqa: PLC0415
 
-    logging.getLogger("asyncio").setLevel(logging.ERROR)  # warns, at the end of every TLS connection, of nothing
     url, identities = _place(settings)
     name = settings.gateway.name
     bus = Bus(name, secrets.token_hex(8))  # an epoch, and with it an inbox, of its own

@@ -10,6 +10,7 @@ and reconnects have no jitter, so the wait is drawn per process.
 
 import asyncio
 import contextlib
+import logging
 import random
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
@@ -30,6 +31,7 @@ NO_RESPONDERS = 503
 STORED = "Nats-Stream"
 """Header of a message that JetStream repeats out of a stream."""
 _FLUSH_S = 5.0
+_EOF_REMARK = "returning true from eof_received() has no effect when using ssl"
 _AGAIN_S = 0.1
 
 
@@ -76,6 +78,7 @@ class Bus:
             BusError: it cannot be done; the message says where and why.
             SettingsError: there is no URL, or the identity's files cannot be used.
         """
+        logging.getLogger("asyncio").addFilter(_means_something)  # once, however often it is added
         servers = [server.strip() for server in url.split(",") if server.strip()]
         if not servers:
             raise SettingsError("nats.url: is not set; only `evenflow up` starts a server of its own")
@@ -282,6 +285,14 @@ async def _within(seconds: float, work: Coroutine[Any, Any, None]) -> None:
             task.cancel()
             await asyncio.wait({task}, timeout=_AGAIN_S)
     task.result()
+
+
+def _means_something(record: logging.LogRecord) -> bool:
+    """Not so: asyncio's remark, whenever a TLS connection ends, on what its own stream protocol returns.
+
+    nats-py upgrades a stream that began without TLS, so the stream says "keep open"; asyncio closes it all the same.
+    """
+    return record.msg != _EOF_REMARK
 
 
 def _reason(error: Exception) -> str:

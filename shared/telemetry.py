@@ -93,7 +93,6 @@ PROVIDER_NAME = "evenflow"
 
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
 _MOST_FRAMES = 20
-_EOF_REMARK = "returning true from eof_received() has no effect when using ssl"
 _encode = msgspec.json.Encoder(enc_hook=repr).encode
 _LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
 
@@ -143,15 +142,6 @@ def configure_logs(service: str, level: str = "info", directory: str = "") -> No
     root.setLevel(max(threshold, logging.INFO))
     for noisy in ("uvicorn.access", "uvicorn.error", "nats", "httpx", "sqlalchemy", "alembic", "aiosqlite"):
         logging.getLogger(noisy).setLevel(max(threshold, logging.WARNING))
-    logging.getLogger("asyncio").addFilter(_means_something)
-
-
-def _means_something(record: logging.LogRecord) -> bool:
-    """Not so: asyncio's remark, whenever a TLS connection of the bus ends, on what its own stream protocol returns.
-
-    nats-py upgrades a stream that began without TLS, so the stream says "keep open"; asyncio closes it all the same.
-    """
-    return record.msg != _EOF_REMARK
 
 
 def _json(event: object, **_: Any) -> str:

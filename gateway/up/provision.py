@@ -1,7 +1,6 @@
 """What the bus must keep: the stream of usage records, made by the identity `provision`, which takes no other part."""
 
 import asyncio
-import logging
 import secrets
 from typing import Any, Final
 
@@ -52,9 +51,6 @@ async def make_streams(settings: NatsSettings) -> None:
     """
     identity = find_identity(settings.identities, "provision", "provision")
     bus = Bus("provision", secrets.token_hex(8))
-    chatter = logging.getLogger("asyncio")  # warns, at the end of every such TLS connection, of nothing
-    before = chatter.level
-    chatter.setLevel(logging.ERROR)
     try:
         await bus.connect(settings.url, identity=identity, credentials=settings.credentials)
         await _make(bus)
@@ -62,7 +58,6 @@ async def make_streams(settings: NatsSettings) -> None:
         raise StartError(f"the stream of usage records cannot be made: {error}") from error
     finally:
         await bus.close()
-        chatter.setLevel(before)
 
 
 async def _make(bus: Bus) -> None:

@@ -1,6 +1,9 @@
 """The first connection: bounded, to any of several servers, and with an error that says where and why."""
 
 import asyncio
+import asyncio.sslproto
+import inspect
+import logging
 import socket
 
 import pytest
@@ -86,3 +89,15 @@ async def test_a_server_that_answers_late_after_a_reconnect_is_asked_again(monke
     async with asyncio.timeout(30):
         await back.wait()
     assert next(answers, "asked three times") == "asked three times"
+
+
+async def test_a_remark_of_asyncio_that_means_nothing_is_not_logged(caplog: pytest.LogCaptureFixture) -> None:
+    remark = "returning true from eof_received() has no effect when using ssl"
+    assert remark in " ".join(inspect.getsource(asyncio.sslproto).replace("'", "").split())  # as this Python words it
+    with pytest.raises(BusError):
+        await Bus("x", "e").connect("nats://127.0.0.1:1", wait_s=0.1)
+    theirs = logging.getLogger("asyncio")
+    assert theirs.level == logging.NOTSET, "it is told to be silent for the whole process"
+    theirs.warning(remark)
+    theirs.warning("something else")
+    assert [record.message for record in caplog.records if record.name == "asyncio"] == ["something else"]

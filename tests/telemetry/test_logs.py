@@ -1,7 +1,5 @@
 """What is told of an exception: its kind and its places, nothing that a client may have sent."""
 
-import asyncio.sslproto
-import inspect
 import json
 import logging
 from collections.abc import Iterator
@@ -22,12 +20,6 @@ def lines(tmp_path: Path) -> Iterator[Path]:
     """A log of its own; structlog and logging as they were, afterwards."""
     root = logging.getLogger()
     handlers, level, before = root.handlers[:], root.level, structlog.get_config()
-    # Libraries that other tests use may have silenced this one for the whole process.
-    theirs = logging.getLogger("asyncio")
-    was = theirs.level, theirs.disabled, theirs.propagate, root.manager.disable
-    theirs.setLevel(logging.NOTSET)
-    theirs.disabled, theirs.propagate, root.manager.disable = False, True, 0
-    filters, theirs.filters = theirs.filters, []
     configure_logs("svc", "info", str(tmp_path))
     yield tmp_path / "svc.log"
     for handler in root.handlers:
@@ -36,9 +28,6 @@ def lines(tmp_path: Path) -> Iterator[Path]:
     root.handlers[:] = handlers
     root.setLevel(level)
     structlog.configure(**before)
-    theirs.setLevel(was[0])
-    theirs.filters = filters
-    _, theirs.disabled, theirs.propagate, root.manager.disable = was
 
 
 def fail(secret: str) -> None:
@@ -74,14 +63,6 @@ def test_our_own_words_and_the_chain_of_causes_are_told(lines: Path) -> None:
     assert [error["type"] for error in line["exception"]] == ["ModelError", "ValueError"]
     assert line["exception"][0]["message"] == "cannot read the model file x"
     assert PROMPT not in json.dumps(line)
-
-
-def test_a_remark_of_asyncio_that_means_nothing_is_not_logged(lines: Path) -> None:
-    remark = "returning true from eof_received() has no effect when using ssl"
-    assert remark in " ".join(inspect.getsource(asyncio.sslproto).replace("'", "").split())  # as this Python words it
-    logging.getLogger("asyncio").warning(remark)
-    logging.getLogger("asyncio").warning("something else")
-    assert [json.loads(line)["event"] for line in lines.read_text().splitlines()] == ["something else"]
 
 
 def test_whatever_is_logged_comes_out_as_a_line(lines: Path) -> None:
